@@ -1,0 +1,82 @@
+"""Action spaces and the distributions over them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+class Discrete(NamedTuple):
+    """One or more categorical choices; actions are int32 [D] with 0 <= action[d] < nvec[d]."""
+
+    nvec: tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """Continuous actions, float32 [D]; the environment clips them to [low, high], each float32 [D]."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+@struct.dataclass
+class Categorical:
+    """Independent categorical choices, one per action dimension. logits: [..., sum(nvec)]; actions: [..., D]."""
+
+    logits: jax.Array
+    nvec: tuple[int, ...] = struct.field(pytree_node=False)
+
+    def _log_probs(self) -> list[jax.Array]:
+        parts = jnp.split(self.logits, np.cumsum(self.nvec)[:-1], axis=-1)
+        return [jax.nn.log_softmax(part) for part in parts]
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, len(self.nvec))
+        choices = [jax.random.categorical(k, part) for k, part in zip(keys, self._log_probs(), strict=True)]
+        return jnp.stack(choices, axis=-1)
+
+    def mode(self) -> jax.Array:
+        return jnp.stack([part.argmax(-1) for part in self._log_probs()], axis=-1)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        chosen = [
+            jnp.take_along_axis(part, action[..., d, None], axis=-1)[..., 0] for d, part in enumerate(self._log_probs())
+        ]
+        return sum(chosen)
+
+    def entropy(self) -> jax.Array:
+        return sum(-(jnp.exp(part) * part).sum(-1) for part in self._log_probs())
+
+    def kl(self, other: "Categorical") -> jax.Array:
+        """KL(self || other), exact."""
+        pairs = zip(self._log_probs(), other._log_probs(), strict=True)
+        return sum((jnp.exp(p) * (p - q)).sum(-1) for p, q in pairs)
+
+
+@struct.dataclass
+class Gaussian:
+    """Diagonal Gaussian. mean, log_std: [..., D]; actions: [..., D], unbounded (the environment clips them)."""
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape)
+
+    def mode(self) -> jax.Array:
+        return self.mean
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return (-0.5 * z**2 - self.log_std - 0.5 * jnp.log(2 * jnp.pi)).sum(-1)
+
+    def entropy(self) -> jax.Array:
+        return (self.log_std + 0.5 * jnp.log(2 * jnp.pi * jnp.e)).sum(-1)
+
+    def kl(self, other: "Gaussian") -> jax.Array:
+        """KL(self || other), exact."""
+        ratio = jnp.exp(2 * (self.log_std - other.log_std))
+        distance = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
+        return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)

@@ -1,0 +1,131 @@
+"""The flags that every script has for keeping its runs, and checks that answer a bad value with one line."""
+
+import json
+import math
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+class UsageError(ValueError):
+    """Bad input: one line that names the flag, the value and what would work."""
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """How a run is kept; what it does is in the script."""
+
+    checkpoint_every: int = 0
+    """Save a checkpoint every so many updates, and always at the end; 0: only at the end and when stopped."""
+    keep_checkpoints: int = 3
+    """How many checkpoints to keep, newest first; 0: all."""
+    resume: str | None = None
+    """Continue this run (a folder) bit for bit, with its own flags."""
+    init_from: str | None = None
+    """Start a new run from the learned state of RUN or RUN@UPDATE, with other flags."""
+    runs_dir: str = "runs"
+    """Where run folders go."""
+    run_name: str | None = None
+    """Name of the run's folder; by default env__script__seed__time."""
+    eval_every: int = 0
+    """Evaluate every so many updates; 0: only at the end."""
+    num_eval_episodes: int = 128
+    """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
+    eval_deterministic: bool = False
+    """Evaluate the most likely action instead of sampling."""
+    capture_video: bool = False
+    """Save a gif of one episode of the final policy."""
+    log_every: int = 1
+    """Updates per line of metrics.jsonl; a line is the mean over its updates."""
+    halt_on_nan: bool = True
+    """Stop when a loss or parameter is no longer finite."""
+    track: bool = False
+    """Log to Weights & Biases too."""
+    wandb_project_name: str = "ppo-scaling"
+    """Project on Weights & Biases."""
+    wandb_entity: str | None = None
+    """Entity (team) on Weights & Biases."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline needs no account and no network."""
+
+    def __post_init__(self):
+        positive(self, "log_every")
+        non_negative(self, "eval_every", "num_eval_episodes", "checkpoint_every", "keep_checkpoints")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: num_envs -> --num-envs."""
+    return "--" + name.replace("_", "-")
+
+
+def positive(args: Any, *names: str) -> None:
+    """Each named field is a finite number > 0 (or None, where the field allows it)."""
+    _check(args, names, lambda x: x > 0, "a number greater than 0")
+
+
+def non_negative(args: Any, *names: str) -> None:
+    """Each named field is a finite number >= 0 (or None)."""
+    _check(args, names, lambda x: x >= 0, "0 or more")
+
+
+def fraction(args: Any, *names: str) -> None:
+    """Each named field lies in [0, 1] (or is None)."""
+    _check(args, names, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+
+
+def _check(args: Any, names: tuple[str, ...], good: Any, wanted: str) -> None:
+    for name in names:
+        values = getattr(args, name)
+        for value in values if isinstance(values, tuple) else (values,):
+            if value is not None and not (math.isfinite(value) and good(value)):
+                raise UsageError(f"{flag(name)} {value}: must be {wanted}")
+
+
+def _divides(name: str, size: int, transitions: int) -> None:
+    """Names the nearest sizes that would do."""
+    if transitions % size == 0:
+        return
+    below = next(n for n in range(min(size, transitions), 0, -1) if transitions % n == 0)
+    above = next((n for n in range(size, transitions + 1) if transitions % n == 0), below)
+    nearest = " or ".join(str(n) for n in sorted({below, above}))
+    raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
+
+
+def minibatches(transitions: int, size: int | None, number: int | None, default_size: int) -> tuple[int, int]:
+    """Size and number of the minibatches that an update's transitions are cut into: what is given fixes the rest.
+
+    With nothing given the size stays and the number grows with the transitions, as the scaling recipe wants it.
+    """
+    if size and number and size * number != transitions:
+        raise UsageError(
+            f"--minibatch-size {size} * --num-minibatches {number} = {size * number}, but an update has {transitions} "
+            "transitions (--num-envs * --num-steps); give one of the two"
+        )
+    if number is None:
+        size = size or min(default_size, transitions)
+        _divides("--minibatch-size", size, transitions)
+        return size, transitions // size
+    _divides("--num-minibatches", number, transitions)
+    return transitions // number, number
+
+
+def read_record(folder: Path, flag: str) -> dict[str, Any]:
+    """args.json of a run; `flag` is the command-line flag that named it."""
+    try:
+        record = json.loads((folder / "args.json").read_text())
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not {"args", "script"} <= record.keys():
+        raise UsageError(f"{flag} {folder}: not the folder of a run (no args.json that can be read)")
+    return record
+
+
+def typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples: lists become tuples again, unless the field is a list."""
+    hints = typing.get_type_hints(kind)
+
+    def restore(value: Any) -> Any:
+        return tuple(map(restore, value)) if isinstance(value, list) else value
+
+    return {n: v if typing.get_origin(hints.get(n)) is list else restore(v) for n, v in values.items()}

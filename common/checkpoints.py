@@ -1,0 +1,145 @@
+"""Checkpoints (orbax): complete or not there; a damaged one is named and the one before is used."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from common.arguments import UsageError, flag, read_record, typed
+from common.tracking import say
+
+
+def checkpoint_updates(folder: Path) -> list[int]:
+    """The updates that have a complete checkpoint, ascending. Orbax writes under another name, then renames."""
+    return sorted(int(f.name) for f in folder.iterdir() if f.name.isdecimal()) if folder.is_dir() else []
+
+
+@functools.cache
+def _orbax() -> Any:
+    """orbax, imported when the first checkpoint needs it. Its log repeats, with tracebacks, what we say in one line."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+class Checkpoints:
+    """The checkpoints of one run, named by their update. Saving goes on in the background."""
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder = folder
+        self._keep = keep
+        self._manager: Any = None
+
+    def save(self, update: int, state: Any) -> None:
+        """Starts to save `state`; raises what went wrong now or in the save before. The state may be donated as soon as
+        this returns: orbax holds host copies, or on CPU views, and XLA donates no buffer that has a view."""
+        ocp = _orbax()
+        if self._manager is None:
+            # Also removes what an interrupted save has left.
+            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep or None, cleanup_tmp_directories=True)
+            self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
+        self._try(lambda: self._manager.save(update, args=ocp.args.StandardSave(state), force=True))
+
+    def wait(self) -> None:
+        """Waits until what was saved is on disk; raises what went wrong."""
+        if self._manager is not None:
+            self._try(self._manager.wait_until_finished)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception:
+            self._manager = None  # a fresh one starts clean
+            raise
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint, with those still being written."""
+        try:
+            self.wait()
+        except Exception as error:
+            say(f"warning: the last checkpoint could not be saved: {first_line(error)}")
+        updates = checkpoint_updates(self.folder)
+        return self.folder / str(updates[-1]) if updates else None
+
+
+def load(source: str, state_like: Any, args: Any = None) -> Any:
+    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", for --init-from. `state_like` gives
+    structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an error
+    names the flags in which the two runs differ."""
+    folder, _, wanted = source.rpartition("@") if source.rpartition("@")[2].isdecimal() else (source, "", "")
+    record = read_record(Path(folder), "--init-from")
+    updates = checkpoint_updates(Path(folder) / "checkpoints")
+    if not updates or (wanted and int(wanted) not in updates):
+        there = f"its checkpoints are at updates {', '.join(map(str, updates))}" if updates else "it has no checkpoint"
+        raise UsageError(f"--init-from {source}: {there}")
+    differ = []
+    if args is not None:
+        theirs = typed(type(args), record["args"])
+        names = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
+        differ = [name for name in names if theirs[name] != getattr(args, name)]
+    hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differ) if differ else ""
+    chosen = [int(wanted)] if wanted else updates
+    return restore_newest(Path(folder), chosen, state_like, f"--init-from {source}", partial=True, hint=hint)[0]
+
+
+def restore_newest(
+    run: Path, updates: Sequence[int], like: Any, flag: str, partial: bool, hint: str = ""
+) -> tuple[Any, int]:
+    """The newest of these checkpoints that is not damaged. -> state, update."""
+    for update in sorted(updates, reverse=True):
+        path = run / "checkpoints" / str(update)
+        try:
+            problem = _mismatch(path, like, partial)
+            state = None if problem else _restore(path, like)
+        except Exception as error:  # whatever a damaged file makes orbax, tensorstore or json raise
+            say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
+            continue
+        if problem:
+            raise UsageError(f"{flag}: {problem}{hint or '; the same network and environment flags are needed'}")
+        return state, update
+    raise UsageError(f"{flag}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+
+
+def _mismatch(path: Path, like: Any, partial: bool) -> str | None:
+    """The first entry in which the checkpoint and `like` differ. Orbax alone would cast other dtypes silently."""
+    tree = _orbax().StandardCheckpointer().metadata((path / "default").absolute()).item_metadata.tree
+    there = {name: (leaf.shape, leaf.dtype) for name, leaf in _named(tree) if hasattr(leaf, "shape")}
+    here = {name: _stored_shape(leaf) for name, leaf in _named(like)}
+    for name, (shape, dtype) in here.items():
+        if name not in there:
+            return f"{name} is missing there"
+        if tuple(there[name][0]) != shape:
+            return f"{name} is {tuple(there[name][0])} there, {shape} here"
+        if there[name][1] != dtype:
+            return f"{name} is {there[name][1]} there, {dtype} here"
+    surplus = [] if partial else sorted(there.keys() - here.keys())
+    return f"{surplus[0]} is unknown here" if surplus else None
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+
+def _stored_shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    """Typed keys are stored as their words."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return leaf.shape, leaf.dtype
+
+
+def _restore(path: Path, like: Any) -> Any:
+    ocp = _orbax()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    how = ocp.checkpoint_utils.construct_restore_args(abstract)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        options = ocp.args.PyTreeRestore(item=abstract, restore_args=how, partial_restore=True)
+        return checkpointer.restore((path / "default").absolute(), args=options)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

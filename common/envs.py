@@ -1,0 +1,168 @@
+"""One interface over all environments: batched, pure, auto-resetting, with episode statistics.
+
+    env = make("Breakout-MinAtar", num_envs=2048)
+    state, obs = env.reset(key)
+    state, step = env.step(key, state, action)
+
+Everything has a leading `num_envs` axis. A suite (common/suites/*.py) contributes one environment without
+auto-reset; what all suites need is here, once.
+"""
+
+import difflib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.actions import Box, Discrete
+from common.arguments import UsageError
+from common.suites import gymnax as gymnax_suite
+
+__all__ = ["Box", "Discrete", "Episode", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
+
+
+class Episode(NamedTuple):
+    """Statistics of the episodes that ended in this step: only meaningful where `done`. All [num_envs]."""
+
+    done: jax.Array
+    length: jax.Array
+    total_reward: jax.Array
+    success: jax.Array
+
+
+class Step(NamedTuple):
+    """One step of all environments. `obs` is what to act on next (after auto-reset); `final_obs` is the observation
+    before the reset, whose value bootstraps a truncated episode. `terminated` and `truncated` exclude each other."""
+
+    obs: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_obs: jax.Array
+    episode: Episode
+
+
+def episode_sums(episode: Episode) -> jax.Array:
+    """[4]: number of episodes that ended, and sums of their rewards, lengths and successes. These add up over steps
+    and devices; means of means would count placeholders."""
+    values = (jnp.ones_like(episode.length), episode.total_reward, episode.length, episode.success)
+    return jnp.stack([jnp.where(episode.done, value, 0).sum().astype(jnp.float32) for value in values])
+
+
+class VectorState(NamedTuple):
+    """State of all environments with the running sums of their episodes."""
+
+    inner: Any
+    length: jax.Array
+    total_reward: jax.Array
+
+
+def where(mask: jax.Array, yes: Any, no: Any) -> Any:
+    """Per-environment choice between two pytrees. mask: [N], leaves: [N, ...]."""
+    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - 1)), a, b), yes, no)
+
+
+class VectorEnv:
+    """`num_envs` copies of one suite's environment."""
+
+    def __init__(self, suite: Any, num_envs: int):
+        self.suite = suite
+        self.num_envs = num_envs
+        self.obs_shape, self.obs_dtype = suite.obs_shape, suite.obs_dtype
+        self.action_space = suite.action_space
+        self.has_success = suite.has_success
+        # Episodes rarely end together, so a step makes this many fresh states at a time and only as often as needed:
+        # a full reset of every environment at every step costs more than the step itself in most suites.
+        self.resets_per_round = min(num_envs, max(8, num_envs // 16))
+
+    def reset(self, key: jax.Array) -> tuple[VectorState, jax.Array]:
+        """Starts an episode everywhere. -> state, obs [N, *obs_shape]."""
+        inner, obs = jax.vmap(self.suite.reset)(jax.random.split(key, self.num_envs))
+        return self._start(inner), obs
+
+    def reset_to(self, key: jax.Array, levels: jax.Array) -> tuple[VectorState, jax.Array]:
+        """As `reset`, environment i on level `levels[i]` of the suite's fixed evaluation set (if it has levels)."""
+        inner, obs = jax.vmap(self.suite.reset_to)(jax.random.split(key, self.num_envs), levels)
+        return self._start(inner), obs
+
+    def _start(self, inner: Any) -> VectorState:
+        return VectorState(inner, jnp.zeros(self.num_envs, jnp.int32), jnp.zeros(self.num_envs, jnp.float32))
+
+    def step(self, key: jax.Array, state: VectorState, action: jax.Array) -> tuple[VectorState, Step]:
+        """Steps all environments and restarts those whose episode ended. action: [N, D]."""
+        step_key, reset_key = jax.random.split(key)
+        if isinstance(self.action_space, Box):
+            action = jnp.clip(action, self.action_space.low, self.action_space.high)
+        step_keys = jax.random.split(step_key, self.num_envs)
+        inner, final_obs, reward, terminated, truncated, success = jax.vmap(self.suite.step)(
+            step_keys, state.inner, action
+        )
+        truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not an interruption
+        done = terminated | truncated
+        length, total_reward = state.length + 1, state.total_reward + reward
+        inner, obs = self._restart(reset_key, done, inner, final_obs)
+        episode = Episode(done, length, total_reward, success & done)
+        state = VectorState(inner, jnp.where(done, 0, length), jnp.where(done, 0.0, total_reward))
+        return state, Step(obs, reward, terminated, truncated, final_obs, episode)
+
+    def _restart(self, key: jax.Array, done: jax.Array, inner: Any, obs: jax.Array) -> tuple[Any, jax.Array]:
+        """Gives every finished environment a fresh state of its own: the k-th of them takes the k-th fresh state.
+
+        Rounds of `resets_per_round` states are made until all are served, so nothing is used twice or left out.
+        """
+        size, total = self.resets_per_round, done.sum()
+        rank = jnp.cumsum(done) - 1
+
+        def one_round(carry: tuple) -> tuple:
+            start, inner, obs = carry
+            keys = jax.random.split(jax.random.fold_in(key, start), size)
+            fresh = jax.vmap(self.suite.reset)(keys)
+            slot = rank - start
+            taken = jax.tree.map(lambda x: x[jnp.clip(slot, 0, size - 1)], fresh)
+            inner, obs = where(done & (slot >= 0) & (slot < size), taken, (inner, obs))
+            return start + size, inner, obs
+
+        _, inner, obs = jax.lax.while_loop(lambda carry: carry[0] < total, one_round, (jnp.int32(0), inner, obs))
+        return inner, obs
+
+    def episode_metrics(self, sums: jax.Array) -> dict[str, jax.Array]:
+        """Means over episodes from added-up `episode_sums` [4]; NaN where no episode ended."""
+        number, (total_reward, length, successes) = sums[0], sums[1:] / sums[0]
+        metrics = {"episodic_return": total_reward, "episodic_length": length, "num_episodes": number}
+        metrics |= {"solve_rate": successes} if self.has_success else {}
+        return {f"charts/{name}": value for name, value in metrics.items()}
+
+    def frames(self, states: list[Any]) -> list[np.ndarray]:
+        """Pictures [H, W, 3] uint8 of one environment's states (`VectorState.inner` without its leading axis)."""
+        return self.suite.frames(states)
+
+
+def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
+    """`env_id`: a gymnax id as it is, or `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`.
+
+    num_levels: size of the fixed level set of `kinetix/locomotion`.
+    """
+    suite, _, name = env_id.partition("/")
+    try:
+        if not name:
+            return VectorEnv(gymnax_suite.make(env_id), num_envs)
+        if suite == "kinetix":
+            from common.suites import kinetix  # imported on demand: it costs 10 s
+
+            return VectorEnv(kinetix.make(name, num_levels), num_envs)
+    except KeyError:
+        pass
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
+    raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
+
+
+def nearest(env_id: str) -> str:
+    """The known ids that look most like `env_id`, for an error message."""
+    from common.suites import kinetix
+
+    known = gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(env_id.lower(), lower, n=4, cutoff=0.4)
+    return ", ".join([lower[name] for name in close] or ["CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion"])

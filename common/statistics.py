@@ -1,0 +1,61 @@
+"""Running statistics. Moments are over all devices: call them inside `jax.shard_map` over the axis "device"."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and (population) variance over the first axis and over devices. [n, ...] -> [...], [...]."""
+    mean = jax.lax.pmean(x.mean(0), "device")
+    return mean, jax.lax.pmean(((x - mean) ** 2).mean(0), "device")
+
+
+class RunningStats(NamedTuple):
+    """Mean and variance of everything seen so far. mean, var: [...]; count: []."""
+
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+
+def initial_stats(shape: tuple[int, ...]) -> RunningStats:
+    """Nothing seen yet: normalising with these changes nothing."""
+    return RunningStats(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
+    """Merges the moments of x [n, ...] into the running ones (Chan et al. 1979).
+
+    Mean and variance move by weighted differences, so float32 does not lose small batches after 10^9 samples.
+    """
+    mean, var = moments(x.astype(jnp.float32))
+    count = jax.lax.psum(jnp.float32(x.shape[0]), "device")
+    weight = count / (stats.count + count)
+    delta = mean - stats.mean
+    new_var = stats.var + weight * (var - stats.var) + weight * (1 - weight) * delta**2
+    return RunningStats(stats.mean + weight * delta, new_var, stats.count + count)
+
+
+def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
+    """(x - mean) / std, clipped to [-10, 10]. Same shape as x."""
+    return jnp.clip((x.astype(jnp.float32) - stats.mean) / jnp.sqrt(stats.var + 1e-8), -10, 10)
+
+
+def normalise_rewards(
+    rewards: jax.Array, done: jax.Array, returns: jax.Array, stats: RunningStats, gamma: float
+) -> tuple[jax.Array, jax.Array, RunningStats]:
+    """Rewards over the running standard deviation of the discounted return, clipped to [-10, 10].
+
+    rewards, done: [T, N]; returns: [N], of the episodes that run on. -> rewards, returns, stats.
+    """
+
+    def step(total: jax.Array, inputs: tuple) -> tuple:
+        reward, done = inputs
+        total = gamma * total + reward
+        return jnp.where(done, 0.0, total), total
+
+    returns, all_returns = jax.lax.scan(step, returns, (rewards, done))
+    stats = update_stats(stats, all_returns.reshape(-1))
+    return jnp.clip(rewards / jnp.sqrt(stats.var + 1e-8), -10, 10), returns, stats

@@ -1,0 +1,95 @@
+"""gymnax (https://github.com/RobertTLange/gymnax) as one environment without auto-reset. Needs gymnax >= 1.0.1."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.actions import Box, Discrete
+
+CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+
+
+def env_ids() -> list[str]:
+    """All ids that `make` knows."""
+    import gymnax
+
+    return list(gymnax.registered_envs)
+
+
+def make(env_id: str) -> "Gymnax":
+    """Raises KeyError for an id that gymnax does not know."""
+    if env_id not in env_ids():
+        raise KeyError(env_id)
+    return Gymnax(env_id)
+
+
+class Gymnax:
+    """One gymnax environment. Shapes are those of a single environment."""
+
+    has_success = False
+    num_levels = None
+
+    def __init__(self, env_id: str):
+        import gymnax
+        from gymnax.environments import spaces
+
+        self.name = env_id
+        self.env, self.params = gymnax.make(env_id)
+        # MinAtar's observations are ones and zeros; as bools they take a quarter of the rollout's memory.
+        self.binary = env_id.endswith("-MinAtar")
+        self.can_draw = self.binary or env_id in CLASSIC_CONTROL
+        observations = self.env.observation_space(self.params)
+        self.num_symbols = observations.n if isinstance(observations, spaces.Discrete) else None
+        actions = self.env.action_space(self.params)
+        if isinstance(actions, spaces.Discrete):
+            self.action_space = Discrete((int(actions.n),))
+        else:
+            low, high = (np.broadcast_to(np.asarray(x, np.float32), actions.shape) for x in (actions.low, actions.high))
+            self.action_space = Box(low, high)
+        # Shapes without running anything. Some of gymnax's own states are weakly typed, which a scan would refuse.
+        obs, self.state_like = jax.eval_shape(self.env.reset_env, jax.random.key(0), self.params)
+        obs = jax.eval_shape(self._observe, obs)
+        self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
+
+    def _observe(self, obs: jax.Array) -> jax.Array:
+        if self.num_symbols is not None:
+            return jax.nn.one_hot(obs, self.num_symbols)
+        return obs > 0.5 if self.binary else jnp.asarray(obs)
+
+    def _strict(self, state: Any) -> Any:
+        return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype).reshape(like.shape), state, self.state_like)
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        obs, state = self.env.reset_env(key, self.params)
+        return self._strict(state), self._observe(obs)
+
+    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
+        """gymnax has no levels: a plain reset."""
+        return self.reset(key)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
+        """-> state, obs, reward, terminated, truncated, success."""
+        native = action if isinstance(self.action_space, Box) else action[0]
+        obs, state, reward, terminated, _ = self.env.step_env(key, state, native, self.params)
+        truncated = self.env.is_truncated(state, self.params)
+        reward = jnp.asarray(reward, jnp.float32)
+        return self._strict(state), self._observe(obs), reward, terminated, truncated, jnp.bool_(False)
+
+    def frames(self, states: list[Any]) -> list[np.ndarray]:
+        """Pictures of an episode: MinAtar by colouring its channels, classic control by Gymnasium's renderer."""
+        if self.binary:
+            return [self._minatar_frame(state) for state in states]
+        from gymnax.visualize.vis_gym import render_gym_frame
+
+        return [render_gym_frame(self.name, state, self.params) for state in states]
+
+    def _minatar_frame(self, state: Any) -> np.ndarray:
+        import matplotlib
+
+        obs = np.asarray(self.env.observe(jax.random.key(0), state, None, self.params)) > 0.5
+        colours = matplotlib.colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]
+        top_channel = obs.shape[-1] - 1 - obs[..., ::-1].argmax(-1)  # where channels overlap, the last one shows
+        picture = np.where(obs.any(-1)[..., None], colours[top_channel], 0.08)
+        return np.kron((255 * picture).astype(np.uint8), np.ones((20, 20, 1), np.uint8))

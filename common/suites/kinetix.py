@@ -1,0 +1,201 @@
+"""Kinetix (https://github.com/FLAIROx/Kinetix), 2D rigid-body control, as one environment without auto-reset.
+
+Green must touch blue and must not touch red. Needs kinetix-env >= 3. Importing it takes 10 s, so it happens in `make`.
+"""
+
+import os
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property, partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.actions import Discrete
+
+SIZES = ("s", "m", "l")
+# Holds every locomotion level, at half the cost of size l. One circle, one joint and the thruster stay empty in all of
+# them, but Kinetix's sampler fails with a single circle.
+LOCOMOTION_SIZES = {"num_polygons": 10, "num_circles": 2, "num_joints": 6, "num_thrusters": 1}
+# As Kinetix trains and evaluates by its configs/env/*.yaml; EnvParams and StaticEnvParams themselves say 0.1 and 1.
+DENSE_REWARD_SCALE = 0.2
+FRAME_SKIP = 2
+# Nothing but evaluation uses this seed, so no run is ever trained on its evaluation levels by way of its own seed.
+EVALUATION_SEED = 1_000_003
+
+
+def level_names() -> list[str]:
+    """All names that `make` takes. A hand-designed level is named with its size or, if that is unambiguous, without."""
+    files = _level_files()
+    short = Counter(file.partition("/")[2] for file in files)
+    return ["locomotion", *SIZES, *files, *(name for name, count in short.items() if count == 1)]
+
+
+def _level_files() -> list[str]:
+    spec = find_spec("kinetix")  # finds the package without importing it
+    if spec is None:
+        return []
+    folder = Path(spec.submodule_search_locations[0]) / "levels"
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.json"))
+
+
+def make(name: str, num_levels: int = 512) -> "Kinetix":
+    """`locomotion` (`num_levels` fixed levels), `s`, `m`, `l` (a new random level at each reset), or a level's name.
+
+    Raises KeyError for any other name.
+    """
+    import kinetix  # noqa: F401  (so that its absence is told before anything else; the package itself is empty)
+
+    if name == "locomotion":
+        return _make_locomotion(num_levels)
+    if name in SIZES:
+        return _make_random(name)
+    if name not in level_names():
+        raise KeyError(name)
+    return _make_hand_designed(name)
+
+
+def _make_locomotion(num_levels: int) -> "Kinetix":
+    from kinetix.environment.env_state import EnvParams, StaticEnvParams
+    from kinetix.environment.ued.locomotion_distribution import make_reset_fn_custom_distribution
+
+    static_params = StaticEnvParams(**LOCOMOTION_SIZES, frame_skip=FRAME_SKIP)
+
+    def sample() -> Any:
+        sample_level = make_reset_fn_custom_distribution("locomotion", EnvParams(), static_params, fn_kwargs={})
+        # One key per index: level i is the same in a set of 4 and in one of 512. The generator is named, since
+        # the level set must not follow the one that a run chooses for itself.
+        key = jax.random.key(0, impl="threefry2x32")
+        return jax.jit(jax.vmap(lambda i: sample_level(jax.random.fold_in(key, i))))(jnp.arange(num_levels))
+
+    return Kinetix("locomotion", static_params, levels=_cached("locomotion", static_params, num_levels, sample))
+
+
+def _make_random(size: str) -> "Kinetix":
+    from kinetix.environment.env_state import EnvParams
+    from kinetix.environment.ued.ued import make_reset_fn_sample_kinetix_level
+    from kinetix.environment.utils import static_env_params_from_size
+
+    static_params = static_env_params_from_size(size).replace(frame_skip=FRAME_SKIP)
+    # Unfiltered, as in Kinetix's own ppo.py: some of these levels solve themselves, some cannot be solved.
+    return Kinetix(size, static_params, sample=make_reset_fn_sample_kinetix_level(EnvParams(), static_params))
+
+
+def _make_hand_designed(name: str) -> "Kinetix":
+    from kinetix.environment.utils import static_env_params_from_size
+    from kinetix.util.saving import load_evaluation_levels
+
+    file = next(file for file in _level_files() if name in (file, file.partition("/")[2]))
+    static_params = static_env_params_from_size(file.partition("/")[0]).replace(frame_skip=FRAME_SKIP)
+    levels = _cached(file, static_params, 1, lambda: load_evaluation_levels([file], static_params)[0])
+    return Kinetix(name, static_params, levels=levels)
+
+
+class Kinetix:
+    """One Kinetix environment with flat symbolic observations. Shapes are those of a single environment.
+
+    Actions are int32 [6]: four groups of motors (off, forward, backward), two groups of thrusters (off, on).
+    """
+
+    has_success = True
+    can_draw = True
+
+    def __init__(self, name: str, static_params: Any, levels: Any = None, sample: Callable | None = None):
+        """Either `levels` (an EnvState of numpy arrays [L, ...]) or `sample` (key -> EnvState) says how to start."""
+        from kinetix.environment.env import make_kinetix_env
+        from kinetix.environment.env_state import EnvParams
+        from kinetix.environment.spaces import ActionType, ObservationType
+
+        self.name, self.static_params, self.levels, self.sample = name, static_params, levels, sample
+        self.num_levels = None if levels is None else len(levels.timestep)
+        self.max_steps = EnvParams().max_timesteps
+        # Kinetix's `done` does not tell a time-out from an end. Without its time limit, which `step` keeps instead,
+        # it is true for green on blue, green on red and NaN only.
+        no_limit = int(np.iinfo(np.int32).max)
+        self.params = EnvParams(max_timesteps=no_limit, dense_reward_scale=DENSE_REWARD_SCALE)
+        kinds = ActionType.MULTI_DISCRETE, ObservationType.SYMBOLIC_FLAT
+        self.env = make_kinetix_env(*kinds, None, self.params, static_params, auto_reset=False)
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dtype = np.dtype(np.float32)
+        sizes = self.env.action_space(self.params).number_of_dims_per_distribution
+        self.action_space = Discrete(tuple(int(n) for n in sizes))
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Starts on one of the levels, or on a new random one. -> state, obs [O]."""
+        if self.levels is None:
+            return self._start(self.sample(key))
+        return self._start(self._level(jax.random.randint(key, (), 0, self.num_levels)))
+
+    def reset_to(self, key: jax.Array, index: jax.Array) -> tuple[Any, jax.Array]:
+        """Starts on level `index`, the same one for every `key`. -> state, obs [O]."""
+        if self.levels is None:
+            level_key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
+            return self._start(self.sample(jax.random.fold_in(level_key, index)))
+        return self._start(self._level(index % self.num_levels))
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
+        """action: int32 [6]. -> state, obs [O], reward, terminated, truncated, success. Never auto-resets."""
+        obs, state, reward, terminated, info = self.env.step_env(key, state, action, self.params)
+        # The simulation can blow up. Kinetix ends the episode and keeps NaN out of the observation; an event seen
+        # during the explosion proves nothing, so it neither pays nor counts.
+        broken = jnp.stack([jnp.isnan(x).any() for x in jax.tree.leaves(state)]).any()
+        reward = jnp.where(broken, 0.0, reward)
+        truncated = (state.timestep >= self.max_steps) & ~terminated
+        return state, obs, reward, terminated, truncated, info["GoalR"] & ~broken
+
+    def frames(self, states: list[Any]) -> list[np.ndarray]:
+        """Pictures of an episode's states, each [250, 250, 3] uint8."""
+        pictures = [np.asarray(self._render(state)) for state in states]
+        return [picture.transpose(1, 0, 2)[::-1].astype(np.uint8) for picture in pictures]
+
+    @cached_property
+    def _render(self) -> Callable:
+        from kinetix.render.renderer_pixels import make_render_pixels
+
+        return jax.jit(make_render_pixels(self.params, self.static_params.replace(downscale=2)))
+
+    def _level(self, index: jax.Array) -> Any:
+        return jax.tree.map(lambda x: jnp.asarray(x)[index], self.levels)
+
+    def _start(self, level: Any) -> tuple[Any, jax.Array]:
+        # Kinetix's samplers leave weakly typed scalars behind, its step does not: loops need one type.
+        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), level)
+        return state, self.env.get_obs(state)
+
+
+def _cached(name: str, static_params: Any, num_levels: int, build: Callable[[], Any]) -> Any:
+    """The levels that `build` makes, an EnvState of numpy arrays [num_levels, ...]; from disk if made before.
+
+    Sampling costs a long compilation, loading a hand-designed level a second.
+    """
+    from kinetix.environment.utils import create_empty_env
+
+    sizes = [getattr(static_params, size) for size in LOCOMOTION_SIZES]
+    versions = [f"{package}-{metadata.version(package)}" for package in ("kinetix-env", "jax")]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "kinetix-levels"
+    path = folder / ("_".join(map(str, [name.replace("/", "-"), num_levels, *sizes, *versions])) + ".npz")
+    leaves, structure = jax.tree.flatten(jax.eval_shape(partial(create_empty_env, static_params)))
+    expected = [((num_levels, *leaf.shape), leaf.dtype) for leaf in leaves]
+    try:
+        with np.load(path) as file:
+            arrays = [file[f"arr_{i}"] for i in range(len(leaves))]
+        if [(array.shape, array.dtype) for array in arrays] == expected:
+            return jax.tree.unflatten(structure, arrays)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        pass  # missing or damaged: made again
+    levels = jax.device_get(build())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # renamed when complete: others see all or nothing
+            np.savez(Path(scratch) / path.name, *jax.tree.leaves(levels))
+            os.replace(Path(scratch) / path.name, path)
+    except OSError:
+        pass  # nowhere to write: made again next time
+    return levels

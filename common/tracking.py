@@ -1,0 +1,171 @@
+"""Metrics on their way out of a running training: pooled, shown as progress, sent to wandb."""
+
+import math
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+EPISODE_COUNT = "charts/num_episodes"
+PER_EPISODE = ("charts/episodic_", "charts/solve_rate")  # prefixes of means over episodes
+# An hour of lines at ten a second: enough to outlast a slow start, and no leak if wandb never comes.
+QUEUE_SIZE = 36_000
+
+
+def say(message: str) -> None:
+    """Prints a line on stderr without breaking the progress bar."""
+    tqdm.write(message, file=sys.stderr)
+
+
+def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The metrics of several updates as one: means that leave out NaN; means over episodes are weighted by the number
+    of episodes, which itself is summed."""
+    pooled = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        having = [row for row in rows if key in row]
+        if len(having) == 1 and not key.startswith(PER_EPISODE):
+            pooled[key] = having[0][key]
+            continue
+        values = np.stack([row[key] for row in having])
+        if key == EPISODE_COUNT:
+            pooled[key] = values.sum(0)
+            continue
+        values = values.astype(np.float64)
+        weights = np.ones_like(values)
+        if key.startswith(PER_EPISODE) and all(EPISODE_COUNT in row for row in having):
+            weights = np.stack([row[EPISODE_COUNT] for row in having]).astype(np.float64)
+        weights = np.where(np.isnan(values), 0.0, weights)
+        total = weights.sum(0)
+        summed = (np.where(weights > 0, values, 0.0) * weights).sum(0)
+        pooled[key] = np.where(total > 0, summed / np.where(total > 0, total, 1.0), np.nan)
+    return pooled
+
+
+def plain(value: Any) -> Any:
+    """Numbers and (nested) lists of them as JSON allows: NaN and infinity become null."""
+    value = np.asarray(value).tolist()
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+class Progress:
+    """A bar on a terminal; elsewhere, in a log file, a line every ten seconds."""
+
+    def __init__(self, total: int, initial: int, visible: bool):
+        on_terminal = sys.stderr.isatty()
+        bar_format = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+        self._bar = tqdm(
+            total=total, initial=initial, unit=" steps", unit_scale=True, dynamic_ncols=True, bar_format=bar_format,
+            disable=not (visible and on_terminal),
+        )  # fmt: skip
+        self._lines = visible and not on_terminal
+        self._total, self._first, self._start = total, initial, time.perf_counter()
+        self._last = self._start
+
+    def advance(self, step: int, shown: str) -> None:
+        """Moves to environment step `step`; `shown` is what to print beside it."""
+        if not self._bar.disable:
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(step - self._bar.n)
+        now = time.perf_counter()
+        if self._lines and now - self._last >= 10:
+            self._last = now
+            rate = (step - self._first) / (now - self._start)
+            steps, total, speed = (tqdm.format_sizeof(x) for x in (step, self._total, rate))
+            left = tqdm.format_interval((self._total - step) / max(rate, 1e-9))
+            say(f"{100 * step // self._total:3d} %  {steps}/{total} steps, {speed} steps/s, {left} left, {shown}")
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class Tracker:
+    """A wandb run, such that a wandb that fails or hangs can neither stop nor slow the training: everything that
+    touches it, its import included, happens in one daemon thread that reads a queue. `settings` are keyword arguments
+    of wandb.init."""
+
+    def __init__(self, settings: dict[str, Any], init_timeout: float = 60.0):
+        self._settings = settings
+        self._init_timeout = init_timeout
+        self._queue: queue.Queue = queue.Queue(QUEUE_SIZE)
+        self._dead = False
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Sends one line of metrics.jsonl; its global_step is the step."""
+        self._put(("log", line))
+
+    def video(self, key: str, file: Path) -> None:
+        """Sends a video file, at the step of the line before it."""
+        self._put(("video", key, file))
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Finishes the wandb run, waiting at most `timeout` seconds for it."""
+        self._put(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._dead = True
+            # wandb would wait for itself once more, without limit, when the interpreter exits: its teardown, begun here
+            # in a thread that may be left behind, first takes that back.
+            teardown = getattr(sys.modules.get("wandb"), "teardown", None)
+            if teardown is not None:
+                waiting = threading.Thread(target=teardown, daemon=True)
+                waiting.start()
+                waiting.join(1.0)
+            folder = Path(self._settings["dir"]) / "wandb" / f"*run-*-{self._settings['id']}"
+            say(f"wandb did not finish within {timeout:g} s and is left behind; `wandb sync {folder}` sends the rest")
+
+    def _put(self, item: Any) -> None:
+        if self._dead:
+            return
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._fail("it does not keep up")
+
+    def _fail(self, reason: object) -> None:
+        if not self._dead:
+            self._dead = True
+            text = " ".join(str(reason).split())
+            say(f"warning: wandb: {text[:300]}; the run goes on without it")
+
+    def _work(self) -> None:
+        try:
+            import wandb
+
+            # console="off": wandb's capture of the terminal garbles the progress bar.
+            options = wandb.Settings(init_timeout=self._init_timeout, console="off", silent=True)
+            run = wandb.init(**self._settings, resume="allow", settings=options)
+            step = 0
+            while (item := self._queue.get()) is not None and not self._dead:
+                if item[0] == "log":
+                    step = item[1]["global_step"]
+                    run.log(flatten(item[1]), step=step)
+                else:
+                    run.log({item[1]: wandb.Video(str(item[2]), format="gif")}, step=step)
+            run.finish()
+        except (Exception, SystemExit) as error:  # wandb ends some of its failures with sys.exit
+            self._fail(error or type(error).__name__)
+
+
+def flatten(line: dict[str, Any]) -> dict[str, float]:
+    """A line of metrics.jsonl in wandb's terms: the mean over seeds under the key itself, and every seed's value of
+    charts/ keys under seed_<i>/; without nulls."""
+    flat = {}
+    for key, value in line.items():
+        if isinstance(value, list):
+            known = [v for v in value if v is not None]
+            flat[key] = math.fsum(known) / len(known) if known else None
+            if key.startswith("charts/"):
+                flat |= {f"seed_{i}/{key}": v for i, v in enumerate(value)}
+        else:
+            flat[key] = value
+    return {key: value for key, value in flat.items() if value is not None}

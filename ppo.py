@@ -1,0 +1,512 @@
+"""Proximal Policy Optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) for many parallel environments.
+
+    python ppo.py                                                  # Breakout-MinAtar, 2048 environments
+    python ppo.py --num-envs 65536 --num-minibatches 1024          # 32 x the environments, the same minibatches
+
+The outer loop collects `num_envs * num_steps` transitions with the behaviour policy; the inner loop takes
+`update_epochs * num_minibatches` Adam steps on them. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) read the
+outer loop as stochastic optimisation: its step size is how far the policy moves per update (`outer/kl`; set by
+--clip-eps and --update-epochs), its noise falls with the transitions per update. A plateau is a step too large for the
+noise. Their cure, the default here: more environments, the same minibatch size and learning rate, more minibatches.
+
+docs/ppo.md explains every logged key, the implementation details with their sources, and measured results.
+"""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from common import arguments, checkpoints, envs, evaluation, hardware, runs
+from common.actions import Categorical, Discrete, Gaussian
+from common.arguments import RunArgs
+from common.statistics import RunningStats, initial_stats, moments, normalise, normalise_rewards, update_stats
+
+# The exact KL of an update is measured on at most this many of its transitions.
+KL_SAMPLE = 16384
+ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
+
+
+@dataclass(frozen=True)
+class Args(RunArgs):
+    # --- run ---
+    seed: int = 0
+    """Seed of everything random. With --num-seeds S the seeds are seed, seed + 1, ..."""
+    num_seeds: int = 1
+    """Train this many seeds at once (vmap); every metric then has one value per seed."""
+    total_timesteps: int = 2**24
+    """Environment steps over all environments."""
+
+    # --- environment ---
+    env_id: str = "Breakout-MinAtar"
+    """A gymnax id, kinetix/locomotion, kinetix/s, kinetix/m, kinetix/l or kinetix/<hand-designed level>."""
+    num_levels: int = 512
+    """Size of kinetix/locomotion's fixed set of levels."""
+    norm_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+
+    # --- outer loop ---
+    num_envs: int = 2048
+    """N: parallel environments, over all devices. Raising it alone is the paper's recipe."""
+    num_steps: int = 32
+    """K: steps per environment and update."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_eps: float = 0.2
+    """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]; the outer step size grows with it."""
+    update_epochs: int = 4
+    """E: passes over the data of one update."""
+    target_kl: float | None = None
+    """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
+    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
+    """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
+    base_num_envs: int = 2048
+    """The number of environments that --scaling starts from."""
+
+    # --- inner loop ---
+    minibatch_size: int | None = None
+    """Transitions per minibatch (default 2048); --num-minibatches follows from it."""
+    num_minibatches: int | None = None
+    """M: minibatches per epoch; --minibatch-size follows from it."""
+    learning_rate: float = 1e-3
+    """Adam's learning rate."""
+    anneal_lr: bool = False
+    """Reduce the learning rate linearly, update by update, to 0."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this global norm."""
+    norm_adv: bool = True
+    """Normalise advantages in each (global) minibatch."""
+    clip_vloss: bool = True
+    """Clip the value loss as the policy loss."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+
+    # --- network ---
+    network: Literal["mlp", "cnn"] = "mlp"
+    """cnn: a 3x3 convolution with 16 channels before the hidden layers, for image-like observations."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the hidden layers."""
+    shared_encoder: bool = False
+    """Actor and critic share their hidden layers."""
+
+    # --- scale ---
+    num_devices: int | None = None
+    """Devices to train on; by default all."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        arguments.positive(
+            self, "num_seeds", "total_timesteps", "num_levels", "num_envs", "num_steps", "update_epochs",
+            "base_num_envs", "minibatch_size", "num_minibatches", "learning_rate", "max_grad_norm", "hidden_sizes",
+            "num_devices", "target_kl",
+        )  # fmt: skip
+        arguments.non_negative(self, "seed", "clip_eps", "vf_coef", "ent_coef")
+        arguments.fraction(self, "gamma", "gae_lambda")
+        transitions = (self.base_num_envs if self.scaling else self.num_envs) * self.num_steps
+        size, number = arguments.minibatches(transitions, self.minibatch_size, self.num_minibatches, default_size=2048)
+        # The two stand for each other from here on, so that args.json says what ran.
+        object.__setattr__(self, "minibatch_size", size)
+        object.__setattr__(self, "num_minibatches", number)
+        if self.num_updates == 0:
+            raise arguments.UsageError(
+                f"--total-timesteps {self.total_timesteps} is less than one update of --num-envs {self.num_envs} * "
+                f"--num-steps {self.num_steps} = {self.batch_size} steps"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions per update (one step of the outer loop)."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_updates(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+def apply_scaling(args: Args) -> Args:
+    """The three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
+    if args.scaling is None:
+        return args
+    factor = args.num_envs / args.base_num_envs
+    size, learning_rate = args.minibatch_size, args.learning_rate
+    if args.scaling != "more-minibatches":
+        size = round(size * factor)
+    if args.scaling == "larger-minibatches-sqrt-lr":
+        learning_rate *= factor**0.5
+    scaled = replace(args, scaling=None, minibatch_size=size, num_minibatches=None, learning_rate=learning_rate)
+    print(
+        f"scaling {args.scaling}, {args.base_num_envs} -> {args.num_envs} environments: {scaled.num_minibatches} "
+        f"minibatches of {scaled.minibatch_size}, learning rate {scaled.learning_rate:.3g}"
+    )
+    return scaled
+
+
+class Encoder(nn.Module):
+    """Observations [B, ...] -> features [B, hidden_sizes[-1]]."""
+
+    args: Args
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        activation = {"tanh": nn.tanh, "relu": nn.relu}[self.args.activation]
+        init = nn.initializers.orthogonal(np.sqrt(2))
+        x = obs.astype(jnp.float32)
+        if self.args.network == "cnn":
+            # A 3x3 convolution as nine shifted views and one product: XLA's own takes far longer on a CPU.
+            height, width = x.shape[1] - 2, x.shape[2] - 2
+            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+            x = activation(nn.Dense(16, kernel_init=init, name="conv")(jnp.concatenate(views, axis=-1)))
+        x = x.reshape(x.shape[0], -1)
+        for size in self.args.hidden_sizes:
+            x = activation(nn.Dense(size, kernel_init=init)(x))
+        return x
+
+
+class ActorCritic(nn.Module):
+    """Observations [B, ...] -> action distribution, values [B]."""
+
+    args: Args
+    action_space: envs.Discrete | envs.Box
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[Categorical | Gaussian, jax.Array]:
+        features = Encoder(self.args, name="encoder" if self.args.shared_encoder else "actor_encoder")(obs)
+        critic_features = features if self.args.shared_encoder else Encoder(self.args, name="critic_encoder")(obs)
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="critic")(critic_features)[..., 0]
+        head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="actor")
+        if isinstance(self.action_space, Discrete):
+            return Categorical(head(sum(self.action_space.nvec))(features), self.action_space.nvec), value
+        mean = head(len(self.action_space.low))(features)
+        log_std = self.param("log_std", nn.initializers.zeros, mean.shape[-1:])
+        # Outside these bounds the ratio overflows before anything else goes wrong.
+        return Gaussian(mean, jnp.broadcast_to(jnp.clip(log_std, -5.0, 2.0), mean.shape)), value
+
+
+class Learner(NamedTuple):
+    """What is learned: all that --init-from takes over. Equal on all devices."""
+
+    params: Any
+    opt_state: Any
+    obs_stats: RunningStats
+    return_stats: RunningStats
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on as if it had never stopped."""
+
+    learner: Learner
+    env_state: Any  # [N, ...], split over devices like the two below
+    obs: jax.Array  # [N, ...], what to act on next
+    discounted_return: jax.Array  # [N], of the running episodes (for --norm-reward)
+    key: jax.Array
+    update: jax.Array  # [], updates done
+
+
+class Transition(NamedTuple):
+    """A rollout as collected, [T, N, ...]."""
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_value: jax.Array  # V of the observation before the reset where truncated, else 0
+
+
+class Batch(NamedTuple):
+    """A rollout as the inner loop sees it, [T * N, ...]."""
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+def forward(args: Args, network: ActorCritic, obs_stats: RunningStats, params: Any, obs: jax.Array) -> tuple:
+    """Observations [B, ...] -> action distribution, values [B]."""
+    return network.apply(params, normalise(obs, obs_stats) if args.norm_obs else obs)
+
+
+def rollout(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState, key: jax.Array) -> tuple:
+    """num_steps steps of all environments with the behaviour policy.
+
+    -> env_state, obs, transitions [T, N], last value [N], behaviour distribution of the first environments
+    [T, n, ...] (for the exact KL), sums over the episodes that ended.
+    """
+    policy = partial(forward, args, network, state.learner.obs_stats, state.learner.params)
+    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * jax.lax.axis_size("device"))))
+
+    def step(carry: tuple, step_key: jax.Array) -> tuple:
+        env_state, obs = carry
+        action_key, env_key = jax.random.split(step_key)
+        dist, value = policy(obs)
+        action = dist.sample(action_key)
+        env_state, out = env.step(env_key, env_state, action)
+        final_value = jax.lax.cond(
+            out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
+        )
+        transition = Transition(
+            obs, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+        )
+        measured = jax.tree.map(lambda x: x[:num_measured], dist)
+        return (env_state, out.obs), (transition, measured, envs.episode_sums(out.episode))
+
+    (env_state, obs), (transitions, measured, sums) = jax.lax.scan(
+        step, (state.env_state, state.obs), jax.random.split(key, args.num_steps)
+    )
+    return env_state, obs, transitions, policy(obs)[1], measured, jax.lax.psum(sums.sum(0), "device")
+
+
+def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
+    where s'_t is the observation before the reset: a truncated episode still has a future.
+    """
+    t = transitions
+    next_value = jnp.concatenate([t.value[1:], last_value[None]])
+    next_value = jnp.where(t.truncated, t.final_value, next_value)
+    deltas = t.reward + gamma * (1 - t.terminated) * next_value - t.value
+    decays = gamma * gae_lambda * (1 - (t.terminated | t.truncated))
+
+    def step(advantage: jax.Array, inputs: tuple) -> tuple:
+        delta, decay = inputs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros_like(last_value), (deltas, decays), reverse=True)[1]
+
+
+def normalise_advantage(advantage: jax.Array) -> jax.Array:
+    """Mean 0 and standard deviation 1 over the minibatch of all devices (finite for a minibatch of one). [B] -> [B]."""
+    mean, var = moments(advantage)
+    return (advantage - mean) / (jnp.sqrt(var) + 1e-8)
+
+
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
+    dist, value = policy(params, batch.obs)
+    log_ratio = dist.log_prob(batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
+        value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = dist.entropy().mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),  # the estimator k3 of Schulman 2020, never negative
+        "losses/clipfrac": (jnp.abs(ratio - 1) > args.clip_eps).mean(),
+    }
+
+
+def optimise(
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+) -> tuple[Learner, dict[str, jax.Array]]:
+    """The inner loop: update_epochs passes over the batch in num_minibatches shuffled minibatches.
+
+    batch: [T * N, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
+    """
+    policy = partial(forward, args, network, learner.obs_stats)
+    grad_fn = jax.value_and_grad(partial(ppo_loss, args, policy), has_aux=True)
+
+    def minibatch_step(carry: tuple, indices: jax.Array) -> tuple:
+        params, opt_state = carry
+        minibatch = jax.tree.map(lambda x: x[indices], batch)  # gathered when used: no shuffled copy of the batch
+        if args.norm_adv:
+            minibatch = minibatch._replace(advantage=normalise_advantage(minibatch.advantage))
+        (_, parts), grads = grad_fn(params, minibatch)
+        grads, parts = jax.lax.pmean((grads, parts), "device")
+        grad_norm = optax.global_norm(grads)
+        scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
+        steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
+        params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
+        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
+
+    def epoch(carry: tuple, key: jax.Array) -> tuple:
+        minibatches = jax.random.permutation(key, batch.advantage.size).reshape(args.num_minibatches, -1)
+        carry, parts = jax.lax.scan(minibatch_step, carry, minibatches)
+        return carry, jax.tree.map(jnp.mean, parts)
+
+    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
+        learned, stopped = carry
+        skipped = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), jax.eval_shape(epoch, learned, key)[1])
+        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
+        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
+
+    start, keys = (learner.params, learner.opt_state), jax.random.split(key, args.update_epochs)
+    if args.target_kl is None:
+        (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
+    else:
+        ((params, opt_state), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+    metrics = jax.tree.map(jnp.nanmean, parts) | {"outer/epochs": (~jnp.isnan(parts["losses/approx_kl"])).sum()}
+    return learner._replace(params=params, opt_state=opt_state), metrics
+
+
+def measure(
+    args: Args, network: ActorCritic, old: Learner, new: Learner, obs: jax.Array, behaviour: Any, batch: Batch
+) -> dict[str, jax.Array]:
+    """How far the update moved. obs: [T, N, ...]; behaviour: [T, n, ...], of the first n environments."""
+    obs = obs[:, : jax.tree.leaves(behaviour)[0].shape[1]]
+    obs, behaviour = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (obs, behaviour))
+    dist, _ = forward(args, network, old.obs_stats, new.params, obs)
+    kl = jax.lax.pmean(behaviour.kl(dist).mean(), "device")
+    return {
+        "outer/kl": kl,
+        "outer/ddr": args.batch_size / kl,
+        "outer/update_norm": optax.global_norm(jax.tree.map(jnp.subtract, new.params, old.params)),
+        "losses/explained_variance": 1 - moments(batch.target - batch.value)[1] / moments(batch.target)[1],
+        "finite": jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(new.params)]).all(),
+    }
+
+
+def update(
+    args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics."""
+    learner = state.learner
+    next_key, key = jax.random.split(state.key)
+    rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")))
+
+    env_state, obs, transitions, last_value, behaviour, sums = rollout(args, env, network, state, rollout_key)
+    returns, return_stats = state.discounted_return, learner.return_stats
+    if args.norm_reward:
+        done = transitions.terminated | transitions.truncated
+        rewards, returns, return_stats = normalise_rewards(transitions.reward, done, returns, return_stats, args.gamma)
+        transitions = transitions._replace(reward=rewards)
+    advantage = compute_gae(transitions, last_value, args.gamma, args.gae_lambda)
+    batch = Batch(*transitions[:4], advantage, advantage + transitions.value)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+    remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
+    learning_rate = jnp.float32(args.learning_rate * remaining)
+    new, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+
+    metrics |= measure(args, network, learner, new, transitions.obs, behaviour, batch)
+    metrics |= env.episode_metrics(sums) | {"charts/learning_rate": learning_rate}
+    # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
+    obs_stats = update_stats(learner.obs_stats, batch.obs) if args.norm_obs else learner.obs_stats
+    new = new._replace(obs_stats=obs_stats, return_stats=return_stats)
+    return TrainState(new, env_state, obs, returns, next_key, state.update + 1), metrics
+
+
+def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
+    """A fresh network, and an episode begun in each of this device's environments."""
+    network_key, env_key, key = jax.random.split(key, 3)
+    env_state, obs = env.reset(jax.random.fold_in(env_key, jax.lax.axis_index("device")))
+    params = network.init(network_key, obs[:1])
+    learner = Learner(params, ADAM.init(params), initial_stats(env.obs_shape), initial_stats(()))
+    return TrainState(learner, env_state, obs, jnp.zeros(env.num_envs), key, jnp.int32(0))
+
+
+def build(args: Args) -> tuple:
+    """Puts `init_state` and `update` on the devices: learner replicated, environments split, several seeds vmapped.
+
+    -> args, one device's share of the environments, network, init(keys) -> state, step(state) -> state, metrics; keys.
+    """
+    devices = hardware.choose_devices(args.num_devices, args.num_envs, args.minibatch_size)
+    env = envs.make(args.env_id, args.num_envs // len(devices), args.num_levels)
+    if args.network == "cnn" and len(env.obs_shape) != 3:
+        raise arguments.UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
+    if args.capture_video and not env.suite.can_draw:
+        raise arguments.UsageError(f"--capture-video: no pictures of {args.env_id}; MinAtar and Kinetix have them")
+    args = replace(args, num_devices=len(devices))  # --resume has to use as many
+    network = ActorCritic(args, env.action_space)
+
+    mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
+    over_seeds = jax.vmap if many else lambda function: function
+    split = P(None, "device") if many else P("device")
+    layout = TrainState(learner=P(), env_state=split, obs=split, discounted_return=split, key=P(), update=P())
+    on_devices = partial(jax.shard_map, mesh=mesh, check_vma=False)
+    init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
+    step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P()))
+    keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
+    keys = jax.device_put(keys if many else keys[0], NamedSharding(mesh, P()))
+    return args, env, network, init, step, keys
+
+
+def train(args: Args) -> Path:
+    """Runs one training from start (or checkpoint) to end; returns the run's folder."""
+    hardware.one_device_per_core()
+    runs.enable_compilation_cache()
+    args, env, network, init, step, keys = build(apply_scaling(runs.open_args(args, __file__)))
+    shapes = jax.eval_shape(init, keys)
+    # log_prob, value, reward, final_value, advantage, target and permutation: 4 bytes each; two flags
+    transition = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize + 4 * len(env.action_space[0]) + 7 * 4 + 2
+    hardware.check_memory(
+        jax.devices()[: args.num_devices],
+        "fewer --num-envs, --num-steps or --num-seeds would fit",
+        environments=2 * hardware.tree_bytes(shapes[1:]),  # old and new while they step
+        rollout=transition * args.batch_size * args.num_seeds,
+        learner=4 * hardware.tree_bytes(shapes.learner),
+    )
+    state = jax.jit(init)(keys)
+    if args.init_from and not args.resume:
+        state = state._replace(learner=checkpoints.load(args.init_from, {"learner": state.learner}, args)["learner"])
+    run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
+    state, start = run.restore(state)
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array) -> jax.Array:
+        dist, _ = forward(args, network, learner.obs_stats, learner.params, obs)
+        return dist.mode() if args.eval_deterministic else dist.sample(key)
+
+    def evaluate(learner: Learner, key: jax.Array) -> dict[str, jax.Array]:
+        return evaluation.evaluate(env.suite, args.num_eval_episodes, partial(act, learner), key)
+
+    evaluate = jax.jit(jax.vmap(evaluate, (0, None)) if args.num_seeds > 1 else evaluate)
+    eval_key = jax.random.key(args.seed + 1_000_003)
+    began = time.time()
+    compiled_update = jax.jit(step, donate_argnums=0).lower(state).compile()
+    run.note("compile_s", time.time() - began)
+    with run:
+        for number in range(start + 1, args.num_updates + 1):
+            state, metrics = compiled_update(state)
+            run.log(number, metrics)
+            eval_due = number == args.num_updates or (args.eval_every and number % args.eval_every == 0)
+            if args.num_eval_episodes and eval_due:
+                run.log_now(number, evaluate(state.learner, jax.random.fold_in(eval_key, number)))
+            if run.should_stop or run.checkpoint_due(number):
+                run.save(number, state)
+            if run.should_stop:
+                break
+        if args.capture_video and not run.should_stop:
+            learner = jax.tree.map(lambda x: x[0], state.learner) if args.num_seeds > 1 else state.learner
+            run.video("final_policy", evaluation.record_video(env.suite, partial(act, learner), eval_key), fps=20)
+    run.finish()
+    return run.path
+
+
+if __name__ == "__main__":
+    runs.main(train, Args)

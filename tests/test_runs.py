@@ -1,0 +1,667 @@
+"""A run on disk: resuming, checkpoints, metrics, failures. A toy stands for the training."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from common import plots, runs, tracking
+from common.arguments import UsageError
+from common.checkpoints import Checkpoints, checkpoint_updates, load
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    env_id: str = "suite/Toy-v0"
+    seed: int = 1
+    num_seeds: int = 1
+    total_timesteps: int = 1000
+    hidden_sizes: tuple[int, ...] = (8, 8)
+    learning_rate: float = 0.1
+    runs_dir: str = "runs"
+    run_name: str | None = None
+    resume: str | None = None
+    init_from: str | None = None
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 0
+    log_every: int = 1
+    track: bool = False
+    wandb_project_name: str = "toy"
+    wandb_entity: str | None = None
+    wandb_mode: str = "offline"
+    halt_on_nan: bool = True
+
+    def __post_init__(self):
+        if self.learning_rate <= 0:
+            raise UsageError(f"--learning-rate {self.learning_rate}: must be greater than 0")
+
+
+class State(NamedTuple):
+    params: dict
+    key: jax.Array
+    update: jax.Array
+
+
+def initial_state(size=4):
+    return State({"actor": [{"kernel": jnp.zeros((size, 3))}]}, jax.random.key(7), jnp.int32(0))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def step(state):
+    key, noise = jax.random.split(state.key)
+    params = jax.tree.map(lambda x: x + jax.random.normal(noise, x.shape), state.params)
+    update = state.update + 1
+    metrics = {
+        "charts/episodic_return": update.astype(jnp.float32),
+        "charts/num_episodes": update,
+        "losses/noise": params["actor"][0]["kernel"].sum(),
+        "finite": jnp.bool_(True),
+    }
+    return State(params, key, update), metrics
+
+
+def train(args, num_updates=10, stop_after=None, steps_per_update=100):
+    """The loop as the scripts write it. `stop_after` kills the process, as far as the files show."""
+    args = runs.open_args(args, __file__)
+    run = runs.Run(args, __file__, num_updates=num_updates, steps_per_update=steps_per_update)
+    state, start = run.restore(initial_state())
+    with run:
+        for update in range(start + 1, num_updates + 1):
+            state, metrics = step(state)
+            run.log(update, metrics)
+            if run.should_stop or run.checkpoint_due(update):
+                run.save(update, state)
+            if run.should_stop or update == stop_after:
+                break
+    if stop_after is None:
+        run.finish()
+    return run.path, state
+
+
+@pytest.fixture
+def args(tmp_path):
+    return Args(runs_dir=str(tmp_path / "runs"))
+
+
+def same(a, b):
+    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+def metrics_of(path):
+    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
+
+
+# The folder and the arguments
+
+
+def test_folder_holds_what_is_needed_to_repeat_the_run(args):
+    path, _ = train(args)
+    record = json.loads((path / "args.json").read_text())
+    assert path.name.startswith("suite-Toy-v0__test_runs__1__")
+    assert record["args"]["learning_rate"] == 0.1 and record["script"] == "test_runs"
+    assert record["versions"]["jax"] == jax.__version__ and record["devices"]
+    assert (path / "source.py").read_text() == Path(__file__).read_text()
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["final_return"]["mean"] == 10 and summary["global_step"] == 1000
+    assert summary["checkpoint"] == str(path / "checkpoints/10")
+    assert (path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_runs_in_the_same_second_do_not_clash(args):
+    assert len({runs.Run(args, __file__, 1, 1).path for _ in range(3)}) == 3
+
+
+def test_usage_errors_of_the_folder(args, tmp_path):
+    named = dataclasses.replace(args, run_name="mine")
+    path = runs.Run(named, __file__, 1, 1).path
+    with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
+        runs.Run(named, __file__, 1, 1)
+    with pytest.raises(UsageError, match=r"--run-name '\.\./mine': must be a plain"):
+        runs.Run(dataclasses.replace(args, run_name="../mine"), __file__, 1, 1)
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/below"):
+        with pytest.raises(UsageError, match=r"--runs-dir .*file.*cannot make"):
+            runs.Run(dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__, 1, 1)
+
+
+def test_resume_takes_the_arguments_of_the_run(args):
+    path, _ = train(dataclasses.replace(args, hidden_sizes=(3, 5), checkpoint_every=5))
+    resumed = runs.open_args(Args(resume=str(path), track=True), __file__)
+    assert resumed.hidden_sizes == (3, 5) and resumed.checkpoint_every == 5
+    assert resumed.track and resumed.resume == str(path)
+    assert runs.open_args(args, __file__) is args
+
+
+def test_usage_errors_of_resume(args, tmp_path):
+    path, _ = train(args)
+
+    def refused(match, script=__file__, **given):
+        with pytest.raises(UsageError, match=match):
+            runs.open_args(Args(**given), script)
+
+    refused("--resume .*: not the folder of a run", resume=str(tmp_path))
+    refused("made by test_runs.py, this is pqn.py", resume=str(path), script="pqn.py")
+    refused("with --seed, --learning-rate: .*--init-from", resume=str(path), learning_rate=0.2, seed=3)
+    record = json.loads((path / "args.json").read_text())
+    (path / "args.json").write_text(json.dumps({**record, "args": {**record["args"], "new_flag": 1}}))
+    refused("this test_runs.py has no --new-flag", resume=str(path))
+    (path / "args.json").write_text(json.dumps(record))
+    (path / "checkpoints/10").rename(path / "checkpoints/10.orbax-checkpoint-tmp")
+    refused("there is no checkpoint", resume=str(path))
+    (path / "args.json").write_text('{"args"')
+    refused("not the folder of a run", resume=str(path))
+
+
+TOY = f"""
+import dataclasses, sys, time
+sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
+import test_runs
+from common import runs
+
+def slow_train(args):
+    args = runs.open_args(args, __file__)
+    run = runs.Run(args, __file__, num_updates=100_000, steps_per_update=2**20)
+    state, start = run.restore(test_runs.initial_state())
+    with run:
+        for update in range(start + 1, 100_001):
+            state, metrics = test_runs.step(state)
+            run.log(update, metrics)
+            time.sleep(0.01)
+            if run.should_stop or run.checkpoint_due(update):
+                run.save(update, state)
+            if run.should_stop:
+                break
+    run.finish()
+
+def diverge(args):
+    raise runs.Diverged(17, runs.Path("runs/x/checkpoints/10"))
+
+if __name__ == "__main__":
+    runs.main(diverge if "--seed=17" in sys.argv else slow_train, test_runs.Args)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    (tmp_path / "toy.py").write_text(TOY)
+
+    started = []
+
+    def start(*flags):
+        command = [sys.executable, "toy.py", "--runs-dir", "runs", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--learning-rate=-1"], 2, "toy.py: error: --learning-rate -1.0: must be greater than 0\n"),
+        (["--resume=no"], 2, "toy.py: error: --resume no: not the folder of a run (no args.json that can be read)\n"),
+        (["--seed=17"], 1, "toy.py: " + str(runs.Diverged(17, Path("runs/x/checkpoints/10"))) + "\n"),
+    ],
+)
+def test_main_says_one_line(toy, flags, code, said):
+    process = toy(*flags)
+    _, errors = process.communicate(timeout=60)
+    assert (errors, process.returncode) == (said, code)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number):
+    process = toy("--run-name", "x")
+    metrics = tmp_path / "runs/x/metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    (update,) = checkpoint_updates(tmp_path / "runs/x/checkpoints")
+    lines = plots.read_lines(tmp_path / "runs/x")
+    assert [line["update"] for line in lines] == list(range(1, update + 1))
+    assert lines[-1]["global_step"] == update * 2**20
+    assert "stopping after this update, saving ..." in errors
+    assert f"stopped after update {update}; to go on: python toy.py --resume runs/x" in errors
+    assert "final_return" in output
+    restored = load(str(tmp_path / "runs/x"), initial_state())
+    assert restored.update == update
+
+
+def test_handlers_are_given_back_and_skipped_in_threads(args):
+    before = signal.getsignal(signal.SIGTERM)
+    train(args)
+    assert signal.getsignal(signal.SIGTERM) is before
+    done = []
+    thread = threading.Thread(target=lambda: done.append(train(args)))
+    thread.start()
+    thread.join()
+    assert done
+
+
+# Checkpoints
+
+
+def test_resumed_run_equals_a_straight_one(args):
+    straight, state = train(args)
+    broken, _ = train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)
+    with open(broken / "metrics.jsonl", "a") as file:
+        file.write('{"update": 8, "glob')
+    resumed, resumed_state = train(Args(resume=str(broken)))
+    assert resumed == broken
+    same(state, resumed_state)
+    assert metrics_of(straight) == metrics_of(broken)
+    times = [line["time"] for line in plots.read_lines(broken)]
+    assert times == sorted(times)
+    train(Args(resume=str(broken)))  # nothing left to do
+    assert json.loads((broken / "summary.json").read_text())["updates"] == 10
+
+
+def damage_by_truncating(checkpoint):
+    for file in checkpoint.glob("**/d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def damage_by_deleting(checkpoint):
+    for file in checkpoint.glob("**/d/*"):
+        file.unlink()
+
+
+def damage_by_emptying(checkpoint):
+    for file in checkpoint.glob("**/*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [damage_by_truncating, damage_by_deleting, damage_by_emptying])
+def test_damaged_checkpoint_is_named_and_the_one_before_used(args, damage, capsys):
+    straight, state = train(args)
+    path, _ = train(dataclasses.replace(args, checkpoint_every=3), stop_after=6)
+    damage(path / "checkpoints/6")
+    _, resumed_state = train(Args(resume=str(path)))
+    assert f"checkpoint {path / 'checkpoints/6'} is damaged" in capsys.readouterr().err
+    same(state, resumed_state)
+    assert metrics_of(straight) == metrics_of(path)
+    assert checkpoint_updates(path / "checkpoints") == [3, 6, 9, 10]
+    assert load(f"{path}@6", initial_state()).update == 6  # saved anew
+
+
+def test_no_intact_checkpoint(args):
+    path, _ = train(args)
+    damage_by_truncating(path / "checkpoints/10")
+    with pytest.raises(UsageError, match=r"--resume .* no intact checkpoint among updates 10"):
+        train(Args(resume=str(path)))
+
+
+def test_keep_checkpoints(args):
+    path, _ = train(dataclasses.replace(args, checkpoint_every=2, keep_checkpoints=2))
+    assert checkpoint_updates(path / "checkpoints") == [8, 10]
+
+
+def test_donated_buffers_do_not_reach_a_checkpoint(tmp_path):
+    """The buffers are overwritten while orbax still writes: what it writes must be what was there."""
+    increment = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", 0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/args.json").write_text('{"args": {}, "script": "x"}')
+    state, value = increment({"big": jnp.zeros(4_000_000), "small": jnp.zeros(8, jnp.int32)}), 1
+    saved = {}
+    for update in range(1, 5):
+        checkpoints.save(update, state)
+        saved[update] = value
+        for _ in range(5):
+            state, value = increment(state), value + 1
+    checkpoints.wait()
+    for update, wanted in saved.items():
+        restored = load(f"{tmp_path / 'run'}@{update}", state)
+        assert all((np.asarray(leaf) == wanted).all() for leaf in jax.tree.leaves(restored))
+
+
+SHARDED = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
+import test_runs
+test_runs.check_sharded_round_trip(sys.argv[1])
+"""
+
+
+def check_sharded_round_trip(folder):
+    mesh = jax.make_mesh((4,), ("device",))
+    split, whole = NamedSharding(mesh, PartitionSpec("device")), NamedSharding(mesh, PartitionSpec())
+    state = {
+        "keys": jax.device_put(jax.random.split(jax.random.key(3), 8), split),
+        "key": jax.device_put(jax.random.key(4, impl="rbg"), whole),
+        "env": jax.device_put(jnp.arange(16.0).reshape(8, 2), split),
+        "nothing": (None, ()),
+        "flags": jnp.array([True, False]),
+    }
+    run = runs.Run(Args(runs_dir=folder), __file__, 1, 1)
+    run.save(1, state)
+    like = jax.tree.map(lambda x: jax.device_put(jnp.zeros_like(x), x.sharding), {**state, "key": None, "keys": None})
+    like["key"], like["keys"] = (jax.device_put(state[k], state[k].sharding) for k in ("key", "keys"))
+    restored = load(str(run.path), like)
+    same(state, restored)
+    assert jax.tree.all(jax.tree.map(lambda x, y: x.sharding == y.sharding and x.dtype == y.dtype, state, restored))
+
+
+def test_typed_keys_and_shardings_round_trip(tmp_path):
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-c", SHARDED, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_load_and_its_usage_errors(args):
+    path, state = train(dataclasses.replace(args, checkpoint_every=4, learning_rate=0.5))
+    same(load(str(path), initial_state()), state)
+    assert load(f"{path}@4", initial_state()).update == 4
+    same(load(str(path), {"params": initial_state().params})["params"], state.params)
+
+    def refused(source, match, like=None):
+        with pytest.raises(UsageError, match=match):
+            load(source, like or initial_state(), Args())
+
+    refused("nowhere", "--init-from nowhere: not the folder of a run")
+    refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 4, 8, 10")
+    shapes = r"params/actor/0/kernel is \(4, 3\) there, \(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
+    refused(str(path), shapes, initial_state(size=5))
+    refused(str(path), "extra is missing there", {"extra": jnp.zeros(3)})
+    refused(str(path), "update is int32 there, float32 here", initial_state()._replace(update=jnp.zeros(())))
+    damage_by_deleting(path / "checkpoints/8")
+    refused(f"{path}@8", "no intact checkpoint among updates 8")
+
+
+def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
+    """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
+    import resource
+
+    big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
+    run = runs.Run(dataclasses.replace(args, checkpoint_every=1), __file__, num_updates=4, steps_per_update=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with run:
+            for update in (1, 2, 3, 4):
+                full = update in (1, 4)
+                run.log(update, {"losses/x": jnp.float32(update)})
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if full else limits[0], limits[1]))
+                run.save(update, big)
+                while update < 4 and run.checkpoints._manager.is_saving_in_progress():
+                    time.sleep(0.01)  # the first one fails in the background, for the next save to find
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert checkpoint_updates(run.path / "checkpoints") == [2, 3]
+    assert len(plots.read_lines(run.path)) == 4
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 2 and "Traceback" not in said + caplog.text
+    assert "warning: the checkpoint before 2 could not be saved" in said
+    assert "warning: checkpoint 4 could not be saved" in said
+    with pytest.raises(SystemExit) as end:
+        run.finish()
+    assert end.value.code == 1
+
+
+def test_a_metrics_file_that_cannot_be_written_warns_once(args, capsys):
+    run = runs.Run(args, __file__, num_updates=3, steps_per_update=1)
+    (run.path / "metrics.jsonl").symlink_to("/dev/full")
+    with run:
+        for update in (1, 2, 3):
+            run.log(update, {"losses/x": jnp.float32(1)})
+    assert capsys.readouterr().err.count("cannot write") == 1
+
+
+# Metrics
+
+
+class Slow:
+    """An array that notes when it is fetched."""
+
+    def __init__(self, value, fetched):
+        self.value, self.fetched = value, fetched
+
+    def __array__(self, dtype=None, copy=None):
+        self.fetched.append(self.value)
+        return np.float32(self.value)
+
+
+def test_log_fetches_one_update_late(args):
+    fetched, seen = [], []
+    run = runs.Run(args, __file__, num_updates=3, steps_per_update=2**31)
+    with run:
+        for update in (1, 2, 3):
+            run.log(update, {"losses/x": Slow(update, fetched)})
+            seen.append(list(dict.fromkeys(fetched)))
+    assert seen == [[], [1], [1, 2]]
+    lines = plots.read_lines(run.path)
+    assert [line["losses/x"] for line in lines] == [1, 2, 3]
+    assert [line["global_step"] for line in lines] == [2**31, 2**32, 3 * 2**31]
+
+
+def test_log_every_pools_by_hand_computed_values(args):
+    nan = np.nan
+    returns = [[1.0, 5.0], [nan, 7.0], [4.0, nan], [8.0, 2.0], [6.0, nan]]
+    episodes = [[1, 2], [0, 2], [3, 0], [1, 1], [2, 0]]
+    losses = [[1.0, nan], [2.0, nan], [6.0, nan], [np.inf, 1.0], [3.0, nan]]
+    run = runs.Run(dataclasses.replace(args, log_every=3, num_seeds=2), __file__, num_updates=5, steps_per_update=10)
+    with run:
+        for i in range(5):
+            rows = {"charts/episodic_return": returns[i], "charts/num_episodes": episodes[i], "losses/x": losses[i]}
+            run.log(i + 1, {key: jnp.array(value) for key, value in rows.items()})
+            if i == 1:
+                run.log_now(2, {"eval/episodic_return": jnp.float32(9)})
+    evaluation, first, last = metrics_of(run.path)
+    assert evaluation == {"update": 2, "global_step": 20, "eval/episodic_return": 9}
+    # (1·1 + 4·3) / 4 and (5·2 + 7·2) / 4; (1 + 2 + 6) / 3
+    wanted = {"charts/episodic_return": [3.25, 6.0], "charts/num_episodes": [4, 4], "losses/x": [3.0, None]}
+    assert first == {"update": 3, "global_step": 30, **wanted}
+    wanted = {"charts/episodic_return": [20 / 3, 2.0], "charts/num_episodes": [3, 1], "losses/x": [None, 1.0]}
+    assert last == {"update": 5, "global_step": 50, **wanted}
+    assert "NaN" not in (run.path / "metrics.jsonl").read_text()
+
+
+def test_lines_reach_the_file_at_once(args):
+    run = runs.Run(args, __file__, num_updates=9, steps_per_update=1)
+    with run:
+        run.log(1, {"losses/x": jnp.float32(1)})
+        run.log(2, {"losses/x": jnp.float32(2)})
+        assert [line["update"] for line in plots.read_lines(run.path)] == [1]
+
+
+def test_speed_leaves_out_evaluation_and_checkpoints(args, monkeypatch):
+    clock = [0.0]
+
+    def takes(seconds):
+        clock[0] += seconds
+
+    class Evaluation:
+        def __array__(self, dtype=None, copy=None):
+            takes(10)
+            return np.float32(0)
+
+    monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    run = runs.Run(args, __file__, num_updates=4, steps_per_update=100)
+    monkeypatch.setattr(run.checkpoints, "save", lambda update, state: takes(20))
+    takes(30)  # compiling
+    with run:
+        for update in range(1, 5):
+            takes(0.5)
+            run.log(update, {"losses/x": jnp.float32(1)})
+            if update == 2:
+                run.log_now(update, {"eval/x": Evaluation()})
+            if update == 3:
+                run.save(update, None)
+    lines = [line for line in plots.read_lines(run.path) if "charts/SPS" in line]
+    # A line's update ends with its fetch: these are the updates alone, without the 30, 10 and 20 seconds beside them.
+    assert sum(100 / line["charts/SPS"] for line in lines if line["charts/SPS"] < 1e6) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])
+def test_nan_is_never_saved(args, when):
+    bad = {"at the save": 6, "one update later": 5, "at the end": 10}[when]
+    run = runs.Run(dataclasses.replace(args, checkpoint_every=3), __file__, num_updates=11, steps_per_update=1)
+    with pytest.raises(runs.Diverged) as diverged, run:
+        for update in range(1, bad + 1 if when == "at the end" else 12):
+            run.log(update, {"losses/x": jnp.float32(1), "finite": jnp.array([True, update < bad])})
+            if run.checkpoint_due(update):
+                run.save(update, initial_state())
+    newest = 9 if when == "at the end" else 3
+    assert max(checkpoint_updates(run.path / "checkpoints")) == newest
+    said = str(diverged.value)
+    assert said.startswith(f"update {bad}: ") and f"--init-from {run.path}@{newest}" in said
+    lines = plots.read_lines(run.path)
+    assert lines[-1]["update"] == bad and "finite" not in lines[-1]
+    going_on = runs.Run(dataclasses.replace(args, halt_on_nan=False), __file__, num_updates=1, steps_per_update=1)
+    with going_on:
+        going_on.log(1, {"losses/x": jnp.float32(np.nan), "finite": jnp.bool_(False)})
+
+
+# wandb
+
+
+def fake_wandb(monkeypatch, init):
+    module = types.ModuleType("wandb")
+    module.Settings = lambda **options: options
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+
+
+def test_wandb_that_hangs_does_not_block(args, monkeypatch, capsys):
+    fake_wandb(monkeypatch, lambda **_: time.sleep(60))
+    monkeypatch.setattr(tracking.Tracker.close, "__defaults__", (0.2,))
+    start = time.perf_counter()
+    path, _ = train(dataclasses.replace(args, track=True))
+    assert time.perf_counter() - start < 20
+    assert len(plots.read_lines(path)) == 10
+    assert "`wandb sync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nnetwork"), SystemExit(1)])
+def test_wandb_that_fails_warns_once(args, monkeypatch, capsys, error):
+    def init(**_):
+        raise error
+
+    fake_wandb(monkeypatch, init)
+    path, _ = train(dataclasses.replace(args, track=True))
+    assert len(plots.read_lines(path)) == 10
+    assert capsys.readouterr().err.count("warning: wandb:") == 1
+
+
+def test_wandb_gets_every_line_in_order(args, monkeypatch):
+    calls, settings = [], {}
+
+    def init(**given):
+        settings.update(given)
+        log = lambda values, step: calls.append((step, values))  # noqa: E731
+        return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
+
+    fake_wandb(monkeypatch, init)
+    run = runs.Run(dataclasses.replace(args, track=True, num_seeds=2), __file__, num_updates=2, steps_per_update=2**31)
+    with run:
+        for update in (1, 2):
+            run.log(update, {"charts/x": jnp.array([1.0, np.nan]), "losses/y": jnp.array([1.0, 3.0])})
+    assert [call[0] for call in calls[:2]] == [2**31, 2**32] and calls[-1] == "finished"
+    values = calls[0][1]
+    assert values["charts/x"] == 1 and values["seed_0/charts/x"] == 1 and "seed_1/charts/x" not in values
+    assert values["losses/y"] == 2 and "seed_0/losses/y" not in values
+    record = json.loads((run.path / "args.json").read_text())
+    assert settings["id"] == record["wandb_id"] and settings["resume"] == "allow"
+    assert settings["config"]["learning_rate"] == 0.1 and "jax" in settings["config"]["versions"]
+
+
+def test_wandb_offline_and_video(args):
+    pytest.importorskip("wandb")
+    run = runs.Run(dataclasses.replace(args, track=True), __file__, num_updates=2, steps_per_update=10)
+    with run:
+        for update in (1, 2):
+            run.log(update, {"losses/x": jnp.float32(update)})
+        run.video("eval/first", [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(5)], fps=10)
+    (gif,) = run.path.glob("videos/*.gif")
+    assert gif.name == "eval-first.gif"
+    (folder,) = run.path.glob("wandb/offline-run-*")
+    assert folder.name.endswith(run.record["wandb_id"]) and list(folder.glob("*.wandb"))
+    assert list(folder.glob("files/media/videos/**/*.gif"))
+
+
+# Pictures and numbers
+
+
+def make_run(folder, name, seeds=3, **changed):
+    """A finished run with made-up metrics."""
+    path = folder / name
+    path.mkdir(parents=True)
+    given = dataclasses.asdict(Args(num_seeds=seeds, run_name=name, **changed))
+    (path / "args.json").write_text(json.dumps({"args": given, "script": "ppo"}))
+    noise = np.random.default_rng(len(name))
+    with open(path / "metrics.jsonl", "w") as file:
+        for update in range(1, 201):
+            level = 100 * (1 - np.exp(-update / (60 * given["learning_rate"] / 0.1)))
+            values = [None if update < 3 else x for x in level + noise.normal(0, 6, seeds)]
+            line = {"update": update, "global_step": update * 65536, "time": update, "charts/SPS": 10**6}
+            line |= {"charts/episodic_return": values, "outer/kl": list(0.01 + 0.002 * noise.random(seeds))}
+            file.write(json.dumps({**line, "outer/grad_norm": list(0.5 + 0.1 * noise.random(seeds))}) + "\n")
+    return path
+
+
+def test_draw_makes_a_picture(tmp_path):
+    paths = [make_run(tmp_path, "a", hidden_sizes=(64, 64)), make_run(tmp_path, "bb", learning_rate=0.05, seed=2)]
+    records = [json.loads((path / "args.json").read_text()) for path in paths]
+    assert plots.labels(records, paths) == [
+        "hidden_sizes = [64, 64], learning_rate = 0.1",
+        "hidden_sizes = [8, 8], learning_rate = 0.05",
+    ]
+    assert plots.labels([records[0]] * 2, paths) == ["a", "bb"]
+    command = [sys.executable, "-m", "common.plots", *map(str, paths), "--out", str(tmp_path / "both.png")]
+    subprocess.run([*command, "--title", "Two runs"], check=True, cwd=Path(__file__).parents[1])
+    import matplotlib.image
+
+    height, width, _ = matplotlib.image.imread(tmp_path / "both.png").shape
+    assert width > 2 * height > 600
+    plots.draw(paths[:1], tmp_path / "one.png", keys=["charts/SPS"])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "args.json").write_text((paths[0] / "args.json").read_text())
+    plots.draw([empty], tmp_path / "empty.png")
+
+
+def test_summary_numbers(tmp_path):
+    values = np.array([[1.0, 2.0, 4.0], [np.nan, 5.0, np.nan]])
+    mean, width = plots.mean_and_ci(values)
+    np.testing.assert_allclose(mean, [7 / 3, 5])
+    # t(0.975, 2 degrees) = 4.3027; standard deviation 1.5275
+    np.testing.assert_allclose(width, [4.3027 * 1.5275 / 3**0.5, np.nan], rtol=1e-4)
+    summary = plots.summarize(make_run(tmp_path, "a"))
+    assert 85 < summary["final_return"]["mean"] < 105 and len(summary["final_return"]["seeds"]) == 3
+    assert summary["final_return"]["ci95"] > 0 and summary["steps_per_second"] == 10**6
+    np.testing.assert_allclose(plots.running_mean(np.array([[1.0], [np.nan], [3.0], [5.0]]), 3)[:, 0], [1, 2, 4, 4])
+
+
+def test_compilation_cache_honours_the_user(monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+        runs.enable_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir == before
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+        runs.enable_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir == "/xdg/ppo-scaling/jax"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
