@@ -1,0 +1,158 @@
+"""Eight fake CPU devices, a compilation cache that survives, and toy environments whose answers are known."""
+
+import os
+
+# Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
+# which is half of the time that these tests would take.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+FLAGS += " --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from common import runs
+from common.actions import Box, Categorical, Discrete
+
+runs.enable_compilation_cache()
+
+
+def on_devices(function: Any, number: int = 1, in_specs: Any = P(), out_specs: Any = P()) -> Any:
+    """`function` as the scripts run it: compiled, inside a shard_map over `number` devices."""
+    mesh = Mesh(np.array(jax.devices()[:number]), ("device",))
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+class Toy:
+    """What a suite has to offer, with nothing special."""
+
+    obs_shape: tuple[int, ...] = (1,)
+    obs_dtype = np.dtype(np.float32)
+    action_space: Discrete | Box = Discrete((2,))
+    has_success = False
+    num_levels: int | None = None
+    can_draw = False
+
+    def reset_to(self, key, level):
+        return self.reset(key)
+
+
+class Count(NamedTuple):
+    time: jax.Array
+    end: jax.Array
+    id: jax.Array
+    noise: jax.Array
+
+
+class Counter(Toy):
+    """Counts its steps: terminated when `time` is `end` (random), truncated when it is `limit`, both where they are
+    equal. Reward 1. Success: the end was reached and is even. Every reset and every step draws 64 bits that tell
+    which key it had."""
+
+    obs_shape = (4,)  # time, end, id
+    obs_dtype = np.dtype(np.uint32)
+    has_success = True
+
+    def __init__(self, ends: tuple[int, ...], limit: int, num_levels: int | None = None):
+        self.ends, self.limit, self.num_levels = jnp.array(ends, jnp.uint32), limit, num_levels
+
+    def reset(self, key):
+        bits = jax.random.bits(key, (2,))
+        return self._start(bits, self.ends[bits[0] % self.ends.size])
+
+    def reset_to(self, key, level):
+        if self.num_levels is None:
+            return self.reset(key)
+        return self._start(jax.random.bits(key, (2,)), self.ends[level % self.num_levels])
+
+    def _start(self, bits, end):
+        state = Count(jnp.uint32(0), end, bits, jnp.zeros_like(bits))
+        return state, self.observe(state)
+
+    def observe(self, state):
+        return jnp.concatenate([jnp.stack([state.time, state.end]), state.id])
+
+    def step(self, key, state, action):
+        state = state._replace(time=state.time + 1, noise=jax.random.bits(key, (2,)))
+        terminated = state.time >= state.end
+        truncated = state.time >= self.limit
+        success = terminated & (state.end % 2 == 0)
+        return state, self.observe(state), jnp.float32(1), terminated, truncated, success
+
+
+class Noise(Toy):
+    """Random observations far from mean 0 and variance 1; an episode ends at about every fifth step, in either way."""
+
+    obs_shape = (3,)
+
+    def __init__(self, action_space: Discrete | Box):
+        self.action_space = action_space
+
+    def reset(self, key):
+        return jnp.int32(0), self._observe(key)
+
+    def _observe(self, key):
+        return 3 + jnp.array([0.1, 5.0, 50.0]) * jax.random.normal(key, (3,))
+
+    def step(self, key, time, action):
+        end_key, obs_key = jax.random.split(key)
+        ends = jax.random.bernoulli(end_key, 0.1, (2,))
+        return time + 1, self._observe(obs_key), -jnp.abs(action[0] - 1.0), ends[0], ends[1], jnp.bool_(False)
+
+
+class Bandit(Toy):
+    """One step per episode, one of three rewards."""
+
+    action_space = Discrete((3,))
+    rewards = (0.1, 0.5, 1.0)
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.ones(1)
+
+    def step(self, key, state, action):
+        reward = jnp.array(self.rewards)[action[0]]
+        return state, jnp.ones(1), reward, jnp.bool_(True), jnp.bool_(False), jnp.bool_(False)
+
+
+class Aim(Bandit):
+    """One step per episode, reward -(a - 0.5)^2."""
+
+    action_space = Box(np.array([-1], np.float32), np.array([1], np.float32))
+
+    def step(self, key, state, action):
+        return state, jnp.ones(1), -((action[0] - 0.5) ** 2), jnp.bool_(True), jnp.bool_(False), jnp.bool_(False)
+
+
+class TwoStates(Toy):
+    """Action 1 goes to the other state. Staying in state 1 pays 1, going there costs 0.5, all else pays 0. It never
+    terminates, and is cut after 5 steps: the best policy has V(1) = 1 / (1 - gamma), V(0) = -0.5 + gamma V(1)."""
+
+    obs_shape = (2,)
+
+    def reset(self, key):
+        where = jax.random.bernoulli(key).astype(jnp.int32)
+        return (where, jnp.int32(0)), jax.nn.one_hot(where, 2)
+
+    def step(self, key, state, action):
+        (where, time), moves = state, action[0] == 1
+        reward = jnp.where(moves, jnp.where(where == 0, -0.5, 0.0), where.astype(jnp.float32))
+        where, time = jnp.where(moves, 1 - where, where), time + 1
+        return (where, time), jax.nn.one_hot(where, 2), reward, jnp.bool_(False), time >= 5, jnp.bool_(False)
+
+
+class Stub:
+    """A network whose values are `value(obs)`, and whose policy is uniform over two actions."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def apply(self, params, obs):
+        return Categorical(jnp.zeros((obs.shape[0], 2)), (2,)), self.value(params, obs)

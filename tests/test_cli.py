@@ -1,0 +1,160 @@
+"""The command line of ppo.py: bad input is one line, and a killed run continues bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnax  # noqa: F401  (before jax.jit is taken away)
+import jax
+import numpy as np
+import pytest
+
+import ppo
+from common import checkpoints, plots, runs
+from common.arguments import typed
+
+ROOT = Path(__file__).parents[1]
+ONE_DEVICE = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+
+
+def command(*flags):
+    return [sys.executable, str(ROOT / "ppo.py"), *map(str, flags)]
+
+
+def call(monkeypatch, *flags):
+    """ppo.py with these flags, in this process."""
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
+    runs.main(ppo.train, ppo.Args)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--num-minibatches 7", ["--num-minibatches 7", "4 or 8", "65536"]),
+        ("--minibatch-size 3000", ["--minibatch-size 3000", "2048 or 4096"]),
+        ("--minibatch-size 2048 --num-minibatches 7", ["--minibatch-size 2048", "--num-minibatches 7", "65536"]),
+        ("--learning-rate nan", ["--learning-rate nan"]),
+        ("--learning-rate 0", ["--learning-rate 0"]),
+        ("--gamma 1.5", ["--gamma 1.5", "0 to 1"]),
+        ("--gae-lambda -0.1", ["--gae-lambda -0.1", "0 to 1"]),
+        ("--num-envs 0", ["--num-envs 0"]),
+        ("--num-steps -3", ["--num-steps -3"]),
+        ("--seed -1", ["--seed -1"]),
+        ("--clip-eps inf", ["--clip-eps inf"]),
+        ("--target-kl 0", ["--target-kl 0"]),
+        ("--checkpoint-every -1", ["--checkpoint-every -1"]),
+        ("--hidden-sizes 64 0", ["--hidden-sizes", "0"]),
+        ("--total-timesteps 10", ["--total-timesteps 10", "--num-envs 2048", "65536"]),
+        ("--env-id Braekout-MinAtar", ["--env-id Braekout-MinAtar", "Breakout-MinAtar"]),
+        ("--env-id kinetix/locomotoin", ["--env-id kinetix/locomotoin", "kinetix/locomotion"]),
+        ("--num-devices 99", ["--num-devices 99", "has 8"]),
+        ("--num-devices 3", ["--num-devices 3", "--num-envs"]),
+        ("--network cnn --env-id CartPole-v1", ["--network cnn", "CartPole-v1", "(4,)"]),
+        ("--capture-video --env-id Catch-bsuite", ["--capture-video", "Catch-bsuite"]),
+        ("--num-envs 100000000 --total-timesteps 4000000000", ["GB", "--num-envs"]),
+        ("--resume /nowhere", ["--resume /nowhere"]),
+        ("--init-from /nowhere", ["--init-from /nowhere"]),
+        ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
+        ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
+        ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
+        ("--run-name empty", ["--run-name empty", "--resume"]),
+    ],
+)
+def test_bad_input_is_answered_in_one_line_before_anything_compiles(monkeypatch, capsys, tmp_path, flags, said):
+    for name, script in (("other", "sac"), ("empty", "ppo")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "args.json").write_text(json.dumps({"args": {}, "script": script}))
+    (tmp_path / "other/checkpoints/1").mkdir()
+    flags = flags.replace("OTHER", str(tmp_path / "other")).replace("EMPTY", str(tmp_path / "empty"))
+
+    def compiled(*_, **__):
+        raise AssertionError("compiled something")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+    if "--init-from" not in flags and "--run-name" not in flags:  # these two are read after the first state is made
+        monkeypatch.setattr(jax, "jit", compiled)
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith("ppo.py: error: ")
+    assert all(part in line for part in said), line
+    assert {folder.name for folder in tmp_path.iterdir()} == {"other", "empty"}
+
+
+def test_bad_input_in_a_process_of_its_own():
+    done = subprocess.run(command("--num-minibatches", 7), capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "--num-minibatches 7" in done.stderr and "4 or 8" in done.stderr
+
+
+# Runs that stop and go on
+
+SMALL = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
+    "--num-eval-episodes 0 --checkpoint-every 10 --norm-obs --norm-reward --total-timesteps 3840"
+).split()
+UPDATES = 120
+
+
+def state_of(path):
+    """All that the newest checkpoint of a run holds."""
+    args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"]))
+    _, _, _, init, _, keys = ppo.build(args)
+    return checkpoints.load(str(path), jax.jit(init)(keys))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run from start to end, keeping all its checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    flags = [*SMALL, "--runs-dir", folder, "--run-name", "straight", "--keep-checkpoints", 0]
+    done = subprocess.run(command(*flags), env=ONE_DEVICE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "straight"
+
+
+def test_a_killed_run_continues_bit_for_bit(straight):
+    flags = [*SMALL, "--runs-dir", straight.parent, "--run-name", "killed"]
+    path = straight.parent / "killed"
+    process = subprocess.Popen(command(*flags), env=ONE_DEVICE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not checkpoints.checkpoint_updates(path / "checkpoints"):
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
+    done = subprocess.run(command("--resume", path), env=ONE_DEVICE, capture_output=True, text=True)
+    assert done.returncode == 0 and "resuming after update" in done.stdout + done.stderr, done.stderr
+
+    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    ours, theirs = state_of(path), state_of(straight)
+    assert ours.update == UPDATES
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), ours, theirs)
+    lines = [plots.read_lines(folder) for folder in (path, straight)]
+    for rows in lines:
+        assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
+    measured = [[{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in rows] for rows in lines]
+    assert measured[0] == measured[1]
+
+
+def test_init_from_starts_a_new_run_at_the_learned_parameters(monkeypatch, straight, tmp_path):
+    """With other flags and a learning rate too small to move anything, after 20 updates of the old run and 1 new."""
+    flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 4 --hidden-sizes 8 --num-devices 1 --learning-rate 1e-30"
+    flags += " --norm-obs --num-eval-episodes 0 --total-timesteps 32 --run-name new --update-epochs 1"
+    call(monkeypatch, *flags.split(), "--runs-dir", tmp_path, "--init-from", f"{straight}@20")
+    new = state_of(tmp_path / "new")
+    like = {"learner": new.learner}
+    at_20, at_end = (checkpoints.load(f"{straight}{at}", like)["learner"] for at in ("@20", ""))
+    jax.tree.map(np.testing.assert_array_equal, new.learner.params, at_20.params)
+    assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (at_20.params, at_end.params)), strict=True))
+    assert new.update == 1 and new.learner.opt_state.count == at_20.opt_state.count + 1
+    assert new.learner.obs_stats.count == at_20.obs_stats.count + 32
+    (line,) = plots.read_lines(tmp_path / "new")
+    assert (line["update"], line["global_step"]) == (1, 32)

@@ -1,0 +1,271 @@
+"""VectorEnv, the gymnax adapter, evaluation and running statistics, against Python and NumPy."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Counter, Noise, on_devices
+from jax.sharding import PartitionSpec as P
+
+from common import evaluation
+from common.actions import Box
+from common.envs import VectorEnv, episode_sums, make
+from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
+from common.suites import gymnax as suite
+
+IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # that one downloads a data set
+MINATAR = [name for name in IDS if name.endswith("-MinAtar")]
+
+
+def random_actions(space, key, number):
+    if isinstance(space, Box):
+        return jax.random.uniform(key, (number, len(space.low)), minval=space.low - 1, maxval=space.high + 1)
+    return jax.random.randint(key, (number, len(space.nvec)), 0, np.array(space.nvec))
+
+
+def play(env, num_steps, seed=0):
+    """Random play. -> first obs, the states and the Steps of all steps [T, N, ...]."""
+
+    def run(key):
+        reset_key, key = jax.random.split(key)
+        state, first = env.reset(reset_key)
+
+        def step(state, key):
+            action_key, key = jax.random.split(key)
+            state, out = env.step(key, state, random_actions(env.action_space, action_key, env.num_envs))
+            return state, (state, out)
+
+        return first, *jax.lax.scan(step, state, jax.random.split(key, num_steps))[1]
+
+    return jax.device_get(jax.jit(run)(jax.random.key(seed)))
+
+
+def all_different(*ids):
+    rows = np.concatenate([np.reshape(x, (-1, 2)) for x in ids])
+    return len(np.unique(rows, axis=0)) == len(rows)
+
+
+# Auto-reset
+
+
+@pytest.fixture(scope="module")
+def restart():
+    """64 running counters, and _restart compiled: it makes 8 fresh states at a time."""
+    env = VectorEnv(Counter(ends=(3, 4, 5), limit=9), 64)
+    assert env.resets_per_round == 8
+    state, obs = env.reset(jax.random.key(0))
+    return jax.jit(env._restart), state.inner, obs
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 8, 9, 40, 63, 64])
+def test_every_finished_environment_gets_a_fresh_state_of_its_own(restart, number):
+    function, inner, obs = restart
+    done = np.random.default_rng(number).permutation(64) < number
+    new, new_obs = jax.device_get(function(jax.random.key(1), jnp.array(done), inner, obs))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[~done], b[~done]), (new, new_obs), (inner, obs))
+    assert all_different(inner.id, new.id[done])
+    np.testing.assert_array_equal(new_obs[:, 2:], new.id)  # the observation belongs to the state
+
+
+def test_no_reset_and_no_key_is_used_twice_in_a_run():
+    # Episodes of one step: all environments end at every step.
+    _, states, out = play(VectorEnv(Counter(ends=(1,), limit=9), 16), 50)
+    assert out.terminated.all()
+    assert all_different(states.inner.id)
+    _, states, _ = play(VectorEnv(Counter(ends=(99,), limit=999), 16), 50)
+    assert all_different(states.inner.noise)
+
+
+def test_step_is_replayed_in_python():
+    """Ends, both observations, and every statistic of the episodes that ended."""
+    env = VectorEnv(Counter(ends=(2, 3, 4, 5, 8), limit=5), 24)
+    obs, _, out = play(env, 40)
+    time, episodes, both = np.zeros(24, int), [], 0
+    for t in range(40):
+        time += 1
+        end = obs[:, 1]
+        np.testing.assert_array_equal(out.final_obs[t, :, 0], time)
+        np.testing.assert_array_equal(out.final_obs[t, :, 1:], obs[:, 1:])
+        np.testing.assert_array_equal(out.terminated[t], time == end)
+        np.testing.assert_array_equal(out.truncated[t], (time == 5) & (end > 5))  # terminated wins
+        done = (time == end) | (time == 5)
+        both += ((time == end) & (time == 5)).sum()
+        np.testing.assert_array_equal(out.episode.done[t], done)
+        episodes += [(length, e % 2 == 0 and e <= 5) for length, e in zip(time[done], end[done], strict=True)]
+        time[done] = 0
+        np.testing.assert_array_equal(out.obs[t, :, 0], time)
+        np.testing.assert_array_equal(out.obs[t, ~done], out.final_obs[t, ~done])
+        assert not (out.obs[t, done, 2:] == out.final_obs[t, done, 2:]).all(-1).any()
+        obs = out.obs[t]
+    assert both > 0 and len(episodes) > 100
+    metrics = env.episode_metrics(jax.vmap(episode_sums)(out.episode).sum(0))
+    lengths, successes = np.array(episodes).T
+    expected = {"episodic_return": lengths, "episodic_length": lengths, "solve_rate": successes}
+    for name, values in expected.items():
+        np.testing.assert_allclose(metrics[f"charts/{name}"], values.mean(), rtol=1e-6)
+    assert metrics["charts/num_episodes"] == len(episodes)
+
+
+def test_where_no_episode_ended_the_means_are_nan():
+    env = VectorEnv(Counter(ends=(99,), limit=999), 4)
+    metrics = env.episode_metrics(jax.vmap(episode_sums)(play(env, 3)[2].episode).sum(0))
+    assert metrics.pop("charts/num_episodes") == 0
+    assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
+
+
+def test_continuous_actions_are_clipped_for_the_environment():
+    env = VectorEnv(Noise(Box(np.array([0], np.float32), np.array([0.25], np.float32))), 3)
+    state, _ = env.reset(jax.random.key(0))
+    out = env.step(jax.random.key(1), state, jnp.array([[-50.0], [0.2], [50.0]]))[1]
+    np.testing.assert_allclose(out.reward, [-1, -0.8, -0.75])
+
+
+# Evaluation
+
+
+def act_anyhow(obs, key):
+    return jnp.zeros((obs.shape[0], 1), jnp.int32)
+
+
+def test_evaluation_counts_first_episodes_only():
+    """Half of the episodes last 1 step, half 30. Whoever counts all that end within 30 steps gets about 2, not 15.5."""
+    metrics = jax.jit(lambda key: evaluation.evaluate(Counter((1, 30), 99), 1000, act_anyhow, key))(jax.random.key(0))
+    assert abs(metrics["eval/episodic_length"] - 15.5) < 5 * 14.5 / 1000**0.5
+    np.testing.assert_allclose(metrics["eval/solve_rate"], (metrics["eval/episodic_return"] - 1) / 29, rtol=1e-5)
+
+
+def test_evaluation_covers_all_levels_equally():
+    evaluate = lambda number: evaluation.evaluate(Counter((2, 3, 7), 99, 3), number, act_anyhow, jax.random.key(0))  # noqa: E731
+    for number in (1, 3, 4, 8):
+        metrics = evaluate(number)
+        np.testing.assert_allclose(metrics["eval/episodic_return"], 4, rtol=1e-6)
+        np.testing.assert_allclose(metrics["eval/solve_rate"], 1 / 3, rtol=1e-6)
+
+
+# Running statistics
+
+
+def test_running_statistics_equal_two_passes_over_all_data():
+    x = np.random.default_rng(0).normal([1e3, -2, 0], [1, 5, 1e-2], (40, 80, 3)).astype(np.float32)
+    x[10:] += 3
+
+    def run(x):
+        return jax.lax.scan(lambda stats, batch: (update_stats(stats, batch), None), initial_stats((3,)), x)[0]
+
+    for number in (1, 8):
+        stats = on_devices(run, number, P(None, "device"))(x)
+        data = x.reshape(-1, 3).astype(np.float64)
+        np.testing.assert_allclose(stats.mean, data.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(stats.var, data.var(0), rtol=1e-3)
+        assert stats.count == len(data)
+    normal = normalise(jnp.array(x[:, 0]), stats)
+    expected = np.clip((x[:, 0] - data.mean(0)) / data.std(0), -10, 10)
+    np.testing.assert_allclose(normal, expected, atol=5e-3)
+    assert normalise(jnp.full(3, 1e9), stats).max() == 10
+
+
+def test_running_statistics_still_move_after_a_billion_samples():
+    rng, update = np.random.default_rng(0), on_devices(update_stats)
+    stats, count, first, second = RunningStats(jnp.float32(3), jnp.float32(4), jnp.float32(1e9)), 1e9, 3.0, 13.0
+    for _ in range(50):
+        x = rng.normal(7, 3, 2**16).astype(np.float32)
+        stats = update(stats, x)
+        data, total = x.astype(np.float64), count + len(x)
+        first, second = (first * count + data.sum()) / total, (second * count + (data**2).sum()) / total
+        count = total
+    assert first - 3 > 0.01 and second - first**2 - 4 > 0.05
+    np.testing.assert_allclose(stats.mean - 3, first - 3, rtol=1e-2)
+    np.testing.assert_allclose(stats.var - 4, second - first**2 - 4, rtol=1e-2)
+    np.testing.assert_allclose(stats.count, count, rtol=1e-6)
+
+
+def test_normalised_rewards_equal_a_numpy_loop():
+    rng, gamma, steps, number = np.random.default_rng(0), 0.9, 12, 4
+    returns, stats, seen = jnp.zeros(number), initial_stats(()), []
+    running = np.zeros(number)
+    for _ in range(3):  # the episodes run on from one rollout to the next
+        rewards, done = rng.normal(2, 5, (steps, number)).astype(np.float32), rng.random((steps, number)) < 0.2
+        rewards[0, 0] = 1e4
+        for t in range(steps):
+            running = gamma * running + rewards[t]
+            seen.append(running.copy())
+            running[done[t]] = 0
+        expected = np.clip(rewards / np.std(seen), -10, 10)
+        normalised, returns, stats = on_devices(normalise_rewards, 1, (P(), P(), P(), P(), None))(
+            rewards, done, returns, stats, gamma
+        )
+        np.testing.assert_allclose(normalised, expected, rtol=1e-4)
+        np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)
+
+
+# gymnax
+
+
+@pytest.mark.parametrize("env_id", [name for name in IDS if name not in MINATAR])
+def test_gymnax_environments_reset_and_step(env_id):
+    env = make(env_id, 2)
+    first, states, out = play(env, 3)
+    assert first.shape == (2, *env.obs_shape) and out.obs.shape == out.final_obs.shape == (3, 2, *env.obs_shape)
+    assert first.dtype == out.obs.dtype == out.final_obs.dtype == env.obs_dtype
+    assert out.reward.dtype == np.float32 and out.reward.shape == (3, 2)
+    assert out.terminated.dtype == out.truncated.dtype == bool
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((first, states, out)))
+    np.testing.assert_array_equal(states.length[0], ~out.episode.done[0])
+
+
+@pytest.mark.parametrize("env_id", MINATAR)
+def test_minatar_observations_lose_nothing_as_bools(env_id):
+    env = make(env_id, 8)
+    first, states, out = play(env, 100)
+    observe = lambda state: env.suite.env.observe(None, state, None, env.suite.params)  # noqa: E731
+    native = jax.jit(jax.vmap(jax.vmap(observe)))(states.inner)
+    assert first.dtype == out.obs.dtype == env.obs_dtype == bool and native.dtype == np.float32
+    np.testing.assert_array_equal(out.obs, native)
+    assert len(np.unique(out.obs.reshape(800, -1), axis=0)) > 50 and out.reward.dtype == np.float32
+
+
+def test_cartpole_moves_as_gymnax_moves_it():
+    env, (native, params) = make("CartPole-v1", 1), gymnax.make("CartPole-v1")
+    state, obs = env.reset(jax.random.key(3))
+    theirs = jax.tree.map(lambda x: x[0], state.inner)
+    step, lengths = jax.jit(env.step), []
+    for t in range(60):
+        action = jnp.int32(t % 3 == 0)
+        state, out = step(jax.random.key(t), state, action[None, None])
+        _, theirs, reward, terminated, truncated, info = native.step(jax.random.key(t), theirs, action, params)
+        np.testing.assert_allclose(out.final_obs[0], info["final_observation"], rtol=1e-4, atol=1e-6)
+        assert (out.reward[0], out.terminated[0], out.truncated[0]) == (reward, terminated, truncated)
+        if terminated:
+            lengths.append(int(out.episode.length[0]))
+            theirs = jax.tree.map(lambda x: x[0], state.inner)
+            assert abs(out.obs).max() <= 0.05 and (out.obs != out.final_obs).all()  # a fresh start
+    assert len(lengths) > 1 and sum(lengths) <= 60
+
+
+def test_pendulum_is_cut_after_200_steps_and_not_ended():
+    _, states, out = play(make("Pendulum-v1", 2), 401)
+    assert not out.terminated.any()
+    np.testing.assert_array_equal(np.flatnonzero(out.truncated[:, 0]), [199, 399])
+    assert (out.episode.length[out.truncated] == 200).all() and (states.length[[199, 399]] == 0).all()
+    np.testing.assert_allclose(out.episode.total_reward[199], out.reward[:200].sum(0), rtol=1e-5)
+    assert (out.obs[199] != out.final_obs[199]).any(-1).all()
+
+
+def test_integer_observations_become_one_hot():
+    env = make("FrozenLake-misc", 3)
+    obs = play(env, 5)[2].obs
+    assert obs.shape == (5, 3, 16) and (obs.sum(-1) == 1).all() and set(np.unique(obs)) == {0, 1}
+
+
+def test_minatar_frames_show_the_state():
+    env = make("Breakout-MinAtar", 1)
+    state, obs = env.reset(jax.random.key(0))
+    (frame,) = env.frames([jax.tree.map(lambda x: x[0], state.inner)])
+    assert frame.shape == (200, 200, 3) and frame.dtype == np.uint8
+    background = frame[::20, ::20].astype(int).sum(-1).min()
+    np.testing.assert_array_equal(frame[::20, ::20].astype(int).sum(-1) > background, obs[0].any(-1))
+
+
+def test_all_ids_are_known():
+    assert suite.env_ids() == list(gymnax.registered_envs)
