@@ -6,14 +6,13 @@
 The outer loop collects `num_envs * num_steps` transitions with the behaviour policy; the inner loop takes
 `update_epochs * num_minibatches` Adam steps on them. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) read the
 outer loop as stochastic optimisation: its step size is how far the policy moves per update (`outer/kl`; set by
---clip-eps and --update-epochs), its noise falls with the transitions per update. A plateau is a step too large for the
-noise. Their cure, the default here: more environments, the same minibatch size and learning rate, more minibatches.
-
+--clip-eps and --update-epochs), its noise falls with the transitions per update. A step too large for the noise is a
+plateau: the return stands still while `outer/kl` stays large. (With a tiny `outer/kl` look at exploration and critic.)
+Their cure is the default here: with more environments, minibatch size and learning rate stay, and minibatches get more.
 docs/ppo.md explains every logged key, the implementation details with their sources, and measured results.
 """
 
 import os
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +25,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from common import arguments, checkpoints, envs, evaluation, hardware, runs
 from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
-from common.statistics import RunningStats, initial_stats, moments, normalise, normalise_rewards, update_stats
+from common.statistics import (
+    RunningStats,
+    initial_stats,
+    moments,
+    normalise,
+    normalise_rewards,
+    standardise,
+    update_stats,
+)
 
 # The exact KL of an update is measured on at most this many of its transitions.
 KL_SAMPLE = 16384
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 
 
@@ -43,7 +50,7 @@ ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is
 class Args(RunArgs):
     # --- run ---
     seed: int = 0
-    """Seed of everything random. With --num-seeds S the seeds are seed, seed + 1, ..."""
+    """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
     num_seeds: int = 1
     """Train this many seeds at once (vmap); every metric then has one value per seed."""
     total_timesteps: int = 2**24
@@ -61,7 +68,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: int = 2048
-    """N: parallel environments, over all devices. Raising it alone is the paper's recipe."""
+    """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
     num_steps: int = 32
     """K: steps per environment and update."""
     gamma: float = 0.99
@@ -93,7 +100,7 @@ class Args(RunArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
-    """Clip the value loss as the policy loss."""
+    """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
     vf_coef: float = 0.5
     """Weight of the value loss."""
     ent_coef: float = 0.01
@@ -122,6 +129,7 @@ class Args(RunArgs):
         )  # fmt: skip
         arguments.non_negative(self, "seed", "clip_eps", "vf_coef", "ent_coef")
         arguments.fraction(self, "gamma", "gae_lambda")
+        arguments.below(self, 2**31 - self.num_seeds, "seed")
         transitions = (self.base_num_envs if self.scaling else self.num_envs) * self.num_steps
         size, number = arguments.minibatches(transitions, self.minibatch_size, self.num_minibatches, default_size=2048)
         # The two stand for each other from here on, so that args.json says what ran.
@@ -135,7 +143,6 @@ class Args(RunArgs):
 
     @property
     def batch_size(self) -> int:
-        """Transitions per update (one step of the outer loop)."""
         return self.num_envs * self.num_steps
 
     @property
@@ -148,17 +155,10 @@ def apply_scaling(args: Args) -> Args:
     if args.scaling is None:
         return args
     factor = args.num_envs / args.base_num_envs
-    size, learning_rate = args.minibatch_size, args.learning_rate
-    if args.scaling != "more-minibatches":
-        size = round(size * factor)
-    if args.scaling == "larger-minibatches-sqrt-lr":
-        learning_rate *= factor**0.5
-    scaled = replace(args, scaling=None, minibatch_size=size, num_minibatches=None, learning_rate=learning_rate)
-    print(
-        f"scaling {args.scaling}, {args.base_num_envs} -> {args.num_envs} environments: {scaled.num_minibatches} "
-        f"minibatches of {scaled.minibatch_size}, learning rate {scaled.learning_rate:.3g}"
-    )
-    return scaled
+    size = args.minibatch_size if args.scaling == "more-minibatches" else round(args.minibatch_size * factor)
+    learning_rate = args.learning_rate * (factor**0.5 if args.scaling == "larger-minibatches-sqrt-lr" else 1)
+    print(f"scaling {args.scaling} from {args.base_num_envs} environments: learning rate {learning_rate:.3g}")
+    return replace(args, scaling=None, minibatch_size=size, num_minibatches=None, learning_rate=learning_rate)
 
 
 class Encoder(nn.Module):
@@ -198,8 +198,9 @@ class ActorCritic(nn.Module):
             return Categorical(head(sum(self.action_space.nvec))(features), self.action_space.nvec), value
         mean = head(len(self.action_space.low))(features)
         log_std = self.param("log_std", nn.initializers.zeros, mean.shape[-1:])
-        # Outside these bounds the ratio overflows before anything else goes wrong.
-        return Gaussian(mean, jnp.broadcast_to(jnp.clip(log_std, -5.0, 2.0), mean.shape)), value
+        # Bounded, or the ratio overflows before anything else; gradients pass the bound, or it would be a trap.
+        log_std += jax.lax.stop_gradient(jnp.clip(log_std, -5.0, 2.0) - log_std)
+        return Gaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
 
 class Learner(NamedTuple):
@@ -226,7 +227,7 @@ class Transition(NamedTuple):
     """A rollout as collected, [T, N, ...]."""
 
     obs: jax.Array
-    action: jax.Array
+    action: jax.Array  # [T, N, D]
     log_prob: jax.Array
     value: jax.Array
     reward: jax.Array
@@ -254,8 +255,8 @@ def forward(args: Args, network: ActorCritic, obs_stats: RunningStats, params: A
 def rollout(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState, key: jax.Array) -> tuple:
     """num_steps steps of all environments with the behaviour policy.
 
-    -> env_state, obs, transitions [T, N], last value [N], behaviour distribution of the first environments
-    [T, n, ...] (for the exact KL), sums over the episodes that ended.
+    -> env_state, obs, transitions [T, N], last value [N], distributions of the first n environments [T, n, ...] (for
+    the exact KL), sums [4] over the episodes that ended.
     """
     policy = partial(forward, args, network, state.learner.obs_stats, state.learner.params)
     num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * jax.lax.axis_size("device"))))
@@ -272,13 +273,13 @@ def rollout(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainS
         transition = Transition(
             obs, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        measured = jax.tree.map(lambda x: x[:num_measured], dist)
-        return (env_state, out.obs), (transition, measured, envs.episode_sums(out.episode))
+        behaviour = jax.tree.map(lambda x: x[:num_measured], dist)
+        return (env_state, out.obs), (transition, behaviour, envs.episode_sums(out.episode))
 
-    (env_state, obs), (transitions, measured, sums) = jax.lax.scan(
+    (env_state, obs), (transitions, behaviour, sums) = jax.lax.scan(
         step, (state.env_state, state.obs), jax.random.split(key, args.num_steps)
     )
-    return env_state, obs, transitions, policy(obs)[1], measured, jax.lax.psum(sums.sum(0), "device")
+    return env_state, obs, transitions, policy(obs)[1], behaviour, jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -301,12 +302,6 @@ def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, ga
     return jax.lax.scan(step, jnp.zeros_like(last_value), (deltas, decays), reverse=True)[1]
 
 
-def normalise_advantage(advantage: jax.Array) -> jax.Array:
-    """Mean 0 and standard deviation 1 over the minibatch of all devices (finite for a minibatch of one). [B] -> [B]."""
-    mean, var = moments(advantage)
-    return (advantage - mean) / (jnp.sqrt(var) + 1e-8)
-
-
 def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs)
@@ -314,13 +309,11 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage).mean()
-
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
-
     entropy = dist.entropy().mean()
     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
     return loss, {
@@ -346,7 +339,7 @@ def optimise(
         params, opt_state = carry
         minibatch = jax.tree.map(lambda x: x[indices], batch)  # gathered when used: no shuffled copy of the batch
         if args.norm_adv:
-            minibatch = minibatch._replace(advantage=normalise_advantage(minibatch.advantage))
+            minibatch = minibatch._replace(advantage=standardise(minibatch.advantage))
         (_, parts), grads = grad_fn(params, minibatch)
         grads, parts = jax.lax.pmean((grads, parts), "device")
         grad_norm = optax.global_norm(grads)
@@ -358,7 +351,7 @@ def optimise(
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         minibatches = jax.random.permutation(key, batch.advantage.size).reshape(args.num_minibatches, -1)
         carry, parts = jax.lax.scan(minibatch_step, carry, minibatches)
-        return carry, jax.tree.map(jnp.mean, parts)
+        return carry, jax.tree.map(jnp.mean, parts) | {"outer/epochs": jnp.ones(())}
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
         learned, stopped = carry
@@ -371,7 +364,8 @@ def optimise(
         (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
     else:
         ((params, opt_state), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    metrics = jax.tree.map(jnp.nanmean, parts) | {"outer/epochs": (~jnp.isnan(parts["losses/approx_kl"])).sum()}
+    epochs = jnp.nansum(parts.pop("outer/epochs"))
+    metrics = jax.tree.map(lambda x: jnp.nansum(x) / epochs, parts) | {"outer/epochs": epochs}
     return learner._replace(params=params, opt_state=opt_state), metrics
 
 
@@ -383,12 +377,13 @@ def measure(
     obs, behaviour = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (obs, behaviour))
     dist, _ = forward(args, network, old.obs_stats, new.params, obs)
     kl = jax.lax.pmean(behaviour.kl(dist).mean(), "device")
+    update_norm = optax.global_norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
         "outer/ddr": args.batch_size / kl,
-        "outer/update_norm": optax.global_norm(jax.tree.map(jnp.subtract, new.params, old.params)),
-        "losses/explained_variance": 1 - moments(batch.target - batch.value)[1] / moments(batch.target)[1],
-        "finite": jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(new.params)]).all(),
+        "outer/update_norm": update_norm,
+        "losses/explained_variance": 1 - moments(batch.advantage)[1] / moments(batch.target)[1],
+        "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
     }
 
 
@@ -399,7 +394,6 @@ def update(
     learner = state.learner
     next_key, key = jax.random.split(state.key)
     rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")))
-
     env_state, obs, transitions, last_value, behaviour, sums = rollout(args, env, network, state, rollout_key)
     returns, return_stats = state.discounted_return, learner.return_stats
     if args.norm_reward:
@@ -407,13 +401,12 @@ def update(
         rewards, returns, return_stats = normalise_rewards(transitions.reward, done, returns, return_stats, args.gamma)
         transitions = transitions._replace(reward=rewards)
     advantage = compute_gae(transitions, last_value, args.gamma, args.gae_lambda)
-    batch = Batch(*transitions[:4], advantage, advantage + transitions.value)
+    t = transitions
+    batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-
     remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
     new, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
-
     metrics |= measure(args, network, learner, new, transitions.obs, behaviour, batch)
     metrics |= env.episode_metrics(sums) | {"charts/learning_rate": learning_rate}
     # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
@@ -440,11 +433,10 @@ def build(args: Args) -> tuple:
     env = envs.make(args.env_id, args.num_envs // len(devices), args.num_levels)
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise arguments.UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
-    if args.capture_video and not env.suite.can_draw:
-        raise arguments.UsageError(f"--capture-video: no pictures of {args.env_id}; MinAtar and Kinetix have them")
+    if args.capture_video:
+        env.require_pictures()
     args = replace(args, num_devices=len(devices))  # --resume has to use as many
     network = ActorCritic(args, env.action_space)
-
     mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
     over_seeds = jax.vmap if many else lambda function: function
     split = P(None, "device") if many else P("device")
@@ -463,18 +455,12 @@ def train(args: Args) -> Path:
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(apply_scaling(runs.open_args(args, __file__)))
     shapes = jax.eval_shape(init, keys)
-    # log_prob, value, reward, final_value, advantage, target and permutation: 4 bytes each; two flags
-    transition = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize + 4 * len(env.action_space[0]) + 7 * 4 + 2
-    hardware.check_memory(
-        jax.devices()[: args.num_devices],
-        "fewer --num-envs, --num-steps or --num-seeds would fit",
-        environments=2 * hardware.tree_bytes(shapes[1:]),  # old and new while they step
-        rollout=transition * args.batch_size * args.num_seeds,
-        learner=4 * hardware.tree_bytes(shapes.learner),
-    )
+    # Floats per transition: log_prob, value, reward, final_value, advantage, target and permutation.
+    hardware.check_memory(args, env, learner=shapes.learner, environments=shapes[1:], floats=7)
+    print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load(args.init_from, {"learner": state.learner}, args)["learner"])
+        state = state._replace(**checkpoints.load(args.init_from, {"learner": state.learner}, args, SAME))
     run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
     state, start = run.restore(state)
 
@@ -486,24 +472,24 @@ def train(args: Args) -> Path:
         return evaluation.evaluate(env.suite, args.num_eval_episodes, partial(act, learner), key)
 
     evaluate = jax.jit(jax.vmap(evaluate, (0, None)) if args.num_seeds > 1 else evaluate)
-    eval_key = jax.random.key(args.seed + 1_000_003)
-    began = time.time()
-    compiled_update = jax.jit(step, donate_argnums=0).lower(state).compile()
-    run.note("compile_s", time.time() - began)
+    # Evaluated on one device, or all would play the same episodes.
+    one_device = partial(jax.tree.map, lambda x: x.addressable_data(0))
+    eval_key = jax.random.fold_in(jax.random.key(args.seed), 1)
+    compiled_update = run.compile(jax.jit(step, donate_argnums=0), state)
     with run:
         for number in range(start + 1, args.num_updates + 1):
             state, metrics = compiled_update(state)
             run.log(number, metrics)
-            eval_due = number == args.num_updates or (args.eval_every and number % args.eval_every == 0)
-            if args.num_eval_episodes and eval_due:
-                run.log_now(number, evaluate(state.learner, jax.random.fold_in(eval_key, number)))
             if run.should_stop or run.checkpoint_due(number):
                 run.save(number, state)
             if run.should_stop:
                 break
+            if run.eval_due(number):
+                run.log_now(number, evaluate, one_device(state.learner), jax.random.fold_in(eval_key, number))
         if args.capture_video and not run.should_stop:
-            learner = jax.tree.map(lambda x: x[0], state.learner) if args.num_seeds > 1 else state.learner
-            run.video("final_policy", evaluation.record_video(env.suite, partial(act, learner), eval_key), fps=20)
+            learner = one_device(state.learner)
+            learner = jax.tree.map(lambda x: x[0], learner) if args.num_seeds > 1 else learner
+            run.video("final_policy", lambda: evaluation.record_video(env.suite, partial(act, learner), eval_key))
     run.finish()
     return run.path
 

@@ -12,7 +12,7 @@ class UsageError(ValueError):
     """Bad input: one line that names the flag, the value and what would work."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunArgs:
     """How a run is kept; what it does is in the script."""
 
@@ -74,6 +74,11 @@ def fraction(args: Any, *names: str) -> None:
     _check(args, names, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
+def below(args: Any, limit: int, *names: str) -> None:
+    """Each named field is less than `limit`."""
+    _check(args, names, lambda x: x < limit, f"less than {limit}")
+
+
 def _check(args: Any, names: tuple[str, ...], good: Any, wanted: str) -> None:
     for name in names:
         values = getattr(args, name)
@@ -108,6 +113,14 @@ def minibatches(transitions: int, size: int | None, number: int | None, default_
         return size, transitions // size
     _divides("--num-minibatches", number, transitions)
     return transitions // number, number
+
+
+def describe(args: Any) -> str:
+    """What a run will do, in a line."""
+    return (
+        f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.num_envs * args.num_steps} "
+        f"transitions; each {args.update_epochs} epochs of {args.num_minibatches} minibatches of {args.minibatch_size}"
+    )
 
 
 def read_record(folder: Path, flag: str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ def checkpoint_updates(folder: Path) -> list[int]:
 @functools.cache
 def _orbax() -> Any:
     """orbax, imported when the first checkpoint needs it. Its log repeats, with tracebacks, what we say in one line."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     import orbax.checkpoint
 
     return orbax.checkpoint
@@ -66,24 +67,33 @@ class Checkpoints:
         return self.folder / str(updates[-1]) if updates else None
 
 
-def load(source: str, state_like: Any, args: Any = None) -> Any:
-    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", for --init-from. `state_like` gives
-    structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an error
-    names the flags in which the two runs differ."""
+def find_checkpoint(source: str) -> tuple[Path, dict[str, Any], list[int]]:
+    """What --init-from names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
     folder, _, wanted = source.rpartition("@") if source.rpartition("@")[2].isdecimal() else (source, "", "")
     record = read_record(Path(folder), "--init-from")
     updates = checkpoint_updates(Path(folder) / "checkpoints")
     if not updates or (wanted and int(wanted) not in updates):
         there = f"its checkpoints are at updates {', '.join(map(str, updates))}" if updates else "it has no checkpoint"
         raise UsageError(f"--init-from {source}: {there}")
+    return Path(folder), record, [int(wanted)] if wanted else updates
+
+
+def load(source: str, state_like: Any, args: Any = None, same: Sequence[str] = ()) -> Any:
+    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", for --init-from. `state_like` gives
+    structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an error
+    names the flags in which the two runs differ."""
+    folder, record, updates = find_checkpoint(source)
+    changed = [name for name in same if record["args"].get(name, getattr(args, name)) != getattr(args, name)]
+    if changed:
+        theirs = ", ".join(f"{flag(name)} {record['args'][name]}" for name in changed)
+        raise UsageError(f"--init-from {source}: was trained with {theirs}, which cannot change")
     differ = []
     if args is not None:
         theirs = typed(type(args), record["args"])
         names = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
         differ = [name for name in names if theirs[name] != getattr(args, name)]
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differ) if differ else ""
-    chosen = [int(wanted)] if wanted else updates
-    return restore_newest(Path(folder), chosen, state_like, f"--init-from {source}", partial=True, hint=hint)[0]
+    return restore_newest(folder, updates, state_like, f"--init-from {source}", partial=True, hint=hint)[0]
 
 
 def restore_newest(

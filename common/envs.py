@@ -71,6 +71,7 @@ class VectorEnv:
         self.num_envs = num_envs
         self.obs_shape, self.obs_dtype = suite.obs_shape, suite.obs_dtype
         self.action_space = suite.action_space
+        self.action_dim = len(suite.action_space[0])
         self.has_success = suite.has_success
         # Episodes rarely end together, so a step makes this many fresh states at a time and only as often as needed:
         # a full reset of every environment at every step costs more than the step itself in most suites.
@@ -133,6 +134,11 @@ class VectorEnv:
         metrics |= {"solve_rate": successes} if self.has_success else {}
         return {f"charts/{name}": value for name, value in metrics.items()}
 
+    def require_pictures(self) -> None:
+        """Raises UsageError where `frames` would not work."""
+        if not self.suite.can_draw:
+            raise UsageError(f"--capture-video: cannot draw {self.suite.name}; MinAtar, classic control, Kinetix work")
+
     def frames(self, states: list[Any]) -> list[np.ndarray]:
         """Pictures [H, W, 3] uint8 of one environment's states (`VectorState.inner` without its leading axis)."""
         return self.suite.frames(states)
@@ -145,16 +151,17 @@ def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
     """
     suite, _, name = env_id.partition("/")
     try:
-        if not name:
-            return VectorEnv(gymnax_suite.make(env_id), num_envs)
+        if env_id in gymnax_suite.env_ids():
+            return VectorEnv(gymnax_suite.Gymnax(env_id), num_envs)
         if suite == "kinetix":
             from common.suites import kinetix  # imported on demand: it costs 10 s
 
-            return VectorEnv(kinetix.make(name, num_levels), num_envs)
-    except KeyError:
-        pass
+            if name in kinetix.level_names():
+                return VectorEnv(kinetix.make(name, num_levels), num_envs)
     except ModuleNotFoundError as error:
         raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
+    except OSError as error:  # MNISTBandit-bsuite downloads its data
+        raise UsageError(f"--env-id {env_id}: cannot be loaded ({error})") from None
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
 

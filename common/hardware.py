@@ -1,6 +1,10 @@
 """Which devices a run uses, and what it holds in their memory."""
 
+import contextlib
+import math
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,12 +13,15 @@ from common.arguments import UsageError
 
 
 def one_device_per_core() -> None:
-    """Makes one XLA device of each CPU core; has no effect on accelerators. Call before JAX does anything else.
+    """Makes one XLA device of each CPU core; has no effect on accelerators, nor once JAX has started.
 
     One CPU device runs most of an update on one core; two devices on two cores made 1.8 x the steps per second.
     """
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", cores)
 
 
 def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
@@ -29,9 +36,10 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
             print(f"using {number} of {len(devices)} devices: more would not divide {' and '.join(map(str, sizes))}")
         return devices[:number]
     if wanted > len(devices):
-        raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}")
+        raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
     if any(size % wanted for size in sizes):
-        raise UsageError(f"--num-devices {wanted} does not divide --num-envs and --minibatch-size ({sizes})")
+        text = " and ".join(map(str, sizes))
+        raise UsageError(f"--num-devices {wanted}: does not divide --num-envs and --minibatch-size, {text}")
     return devices[:wanted]
 
 
@@ -45,13 +53,30 @@ def device_bytes(devices: list[jax.Device]) -> int:
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * len(devices)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    except (OSError, TypeError):  # not Linux: all of it
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(devices: list[jax.Device], remedy: str, **parts: int) -> None:
-    """Prints what a run holds, in bytes part by part; raises UsageError with `remedy` where the devices have less."""
+def check_memory(args: Any, env: Any, learner: Any, environments: Any, floats: int) -> None:
+    """Prints what a run holds; raises UsageError where the devices have less.
+
+    learner, environments: pytrees or their shapes, all seeds; floats: numbers kept per transition, beside the
+    observation, the action and two flags.
+    """
+    devices = jax.devices()[: args.num_devices]
+    obs = math.prod(env.obs_shape) * env.obs_dtype.itemsize
+    parts = {
+        "learner": 4 * tree_bytes(learner),  # with gradients, and old and new
+        "environments": 2 * tree_bytes(environments),  # old and new
+        "rollout": args.num_seeds * args.num_envs * args.num_steps * (obs + 4 * (env.action_dim + floats) + 2),
+    }
     total, limit = sum(parts.values()), device_bytes(devices)
-    listed = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in parts.items())
+    listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
     print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(devices)} {devices[0].platform} device(s)")
     if total > limit:
-        raise UsageError(f"this run holds {total / 1e9:.1f} GB, but {limit / 1e9:.1f} GB are available; {remedy}")
+        raise UsageError(
+            f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: needs {total / 1e9:.1f} GB of the "
+            f"{limit / 1e9:.1f} GB available; fewer of either, or of --num-seeds, would fit"
+        )

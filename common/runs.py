@@ -44,11 +44,18 @@ import tyro
 from tqdm import tqdm
 
 from common.arguments import UsageError, flag, read_record, typed
-from common.checkpoints import Checkpoints, checkpoint_updates, first_line, restore_newest
+from common.checkpoints import Checkpoints, checkpoint_updates, find_checkpoint, first_line, restore_newest
 from common.tracking import Progress, Tracker, plain, pool, say
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
-GIVEN_ANEW = ("track", "wandb_project_name", "wandb_entity", "wandb_mode")  # what --resume lets one change
+# What --resume lets one change. With other devices it goes on, but not bit for bit.
+GIVEN_ANEW = (
+    "track",
+    "wandb_project_name",
+    "wandb_entity",
+    "wandb_mode",
+    "num_devices",
+)  # what --resume lets one change
 
 
 class Diverged(RuntimeError):
@@ -69,7 +76,7 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     script = Path(sys.argv[0]).name
     try:
         # tyro frames the ValueErrors of a class in a box of its own; those of a partial it leaves to us.
-        train(tyro.cli(functools.partial(args_class)))
+        train(tyro.cli(functools.partial(args_class), description=sys.modules[train.__module__].__doc__))
     except UsageError as error:
         _exit(f"{script}: error: {error}", 2)
     except Diverged as error:
@@ -98,6 +105,11 @@ def enable_compilation_cache() -> None:
 def open_args(args: Any, script: str) -> Any:
     """With --resume the arguments of that run, else `args`. `script` is the calling script's __file__."""
     if not args.resume:
+        taken = Path(args.runs_dir) / (args.run_name or "")
+        if args.run_name and taken.exists():
+            _refuse_taken(taken)
+        if args.init_from:
+            find_checkpoint(args.init_from)
         return args
     folder, kind, script = Path(args.resume), type(args), Path(script).stem
     record = read_record(folder, "--resume")
@@ -110,7 +122,9 @@ def open_args(args: Any, script: str) -> Any:
     unknown = saved.keys() - default.keys()
     if unknown:
         flags = ", ".join(map(flag, sorted(unknown)))
-        raise UsageError(f"--resume {folder}:this {script}.py has no {flags}; the source.py in that run has")
+        raise UsageError(
+            f"--resume {folder}: this {script}.py has no {flags}; check out git commit {record.get('git_commit')}"
+        )
     given = {name: value for name, value in vars(args).items() if value != default[name] and name != "resume"}
     refused = [flag(n) for n, v in given.items() if n not in GIVEN_ANEW and v != saved.get(n, default[n])]
     if refused:
@@ -146,6 +160,11 @@ def _new_folder(args: Any, script: str) -> Path:
     return path
 
 
+def _refuse_taken(path: Path) -> NoReturn:
+    advice = f"choose another name, or continue that run with --resume {path}"
+    raise UsageError(f"--run-name {path.name}: {path} exists already; {advice}") from None
+
+
 def _make_unique(path: Path, fixed: bool) -> Path:
     """Makes the folder `path`, or path-2, path-3, ... if another run had the same second."""
     number, candidate = 1, path
@@ -155,8 +174,7 @@ def _make_unique(path: Path, fixed: bool) -> Path:
             return candidate
         except FileExistsError:
             if fixed:
-                advice = f"choose another name, or continue that run with --resume {path}"
-                raise UsageError(f"--run-name {path.name}: {path} exists already; {advice}") from None
+                _refuse_taken(path)
             number += 1
             candidate = path.with_name(f"{path.name}-{number}")
 
@@ -315,7 +333,7 @@ class Run:
         if self._tracker is not None:
             self._tracker.close()
         if self.should_stop and self.is_main:
-            command = f"python {Path(self._script).name} --resume {self.path}"
+            command = shlex.join(["python", sys.argv[0], "--resume", str(self.path)])
             say(f"stopped after update {self._updates_done}; to go on: {command}")
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
@@ -332,12 +350,11 @@ class Run:
         # Changes only here, so that between two calls the script saves if and only if it stops.
         self.should_stop = self._signal is not None
 
-    def log_now(self, update: int, metrics: dict[str, jax.Array]) -> None:
-        """Writes `metrics` as a line of its own. The time to compute them stays out of charts/SPS where they are handed
-        over as arrays that nobody has waited for yet."""
+    def log_now(self, update: int, compute: Callable[..., dict[str, jax.Array]], *args: Any) -> None:
+        """Writes the metrics compute(*args), an evaluation, as a line of its own; charts/SPS leaves its time out."""
         pending, self._pending = self._pending, None
         self._take(pending)
-        self._write(update, jax.device_get(metrics))
+        self._write(update, jax.device_get(compute(*args)))
         self._clock = time.perf_counter()
 
     def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
@@ -432,19 +449,36 @@ class Run:
             self._warn("last checkpoint" if last else "checkpoints", message)
         self._clock = time.perf_counter()
 
-    def video(self, name: str, frames: Sequence[np.ndarray], fps: int) -> None:
-        """Writes frames, uint8 [H, W, 3] each, as videos/<name>.gif, and sends them to wandb."""
+    def eval_due(self, update: int) -> bool:
+        """Every --eval-every updates, and at the last one; never without --num-eval-episodes."""
+        every = self.args.eval_every
+        due = update == self.num_updates or (every > 0 and update % every == 0)
+        return due and self.args.num_eval_episodes > 0
+
+    def compile(self, function: Any, *args: Any) -> Any:
+        """Compiles a jitted function for these arguments; records how long it took."""
+        say("compiling ...")
+        began = time.perf_counter()
+        compiled = function.lower(*args).compile()
+        self.note("compile_s", round(time.perf_counter() - began, 1))
+        return compiled
+
+    def video(self, name: str, record: Callable[[], Sequence[np.ndarray]], fps: int = 20) -> None:
+        """Writes the frames that `record` returns, uint8 [H, W, 3] each, as videos/<name>.gif, and sends them to wandb.
+        A renderer that fails costs the video, not the run."""
         if not self.is_main:
             return
         import imageio.v3
 
         file = self.path / "videos" / f"{name.replace('/', '-')}.gif"
-
-        def write() -> None:
+        try:
+            frames = np.stack(record())
             file.parent.mkdir(exist_ok=True)
-            imageio.v3.imwrite(file, np.stack(frames), duration=1000 / fps, loop=0)
-
-        if self._guard(f"videos/{file.name}", write) and self._tracker is not None:
+            imageio.v3.imwrite(file, frames, duration=1000 / fps, loop=0)
+        except Exception as error:
+            self._warn("video", f"no video {file} ({first_line(error)})")
+            return
+        if self._tracker is not None:
             self._tracker.video(f"videos/{name}", file)
 
     def finish(self) -> None:

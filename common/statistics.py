@@ -12,6 +12,12 @@ def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jax.lax.pmean(((x - mean) ** 2).mean(0), "device")
 
 
+def standardise(x: jax.Array) -> jax.Array:
+    """Mean 0 and standard deviation 1 over all devices; finite for a single number, too. [n] -> [n]."""
+    mean, var = moments(x)
+    return (x - mean) / (jnp.sqrt(var) + 1e-8)
+
+
 class RunningStats(NamedTuple):
     """Mean and variance of everything seen so far. mean, var: [...]; count: []."""
 

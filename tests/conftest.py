@@ -4,9 +4,10 @@ import os
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
 # which is half of the time that these tests would take.
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-FLAGS += " --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+).strip()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -25,7 +26,10 @@ from common.actions import Box, Categorical, Discrete
 runs.enable_compilation_cache()
 
 
-def on_devices(function: Any, number: int = 1, in_specs: Any = P(), out_specs: Any = P()) -> Any:
+WHOLE = P()
+
+
+def on_devices(function: Any, number: int = 1, in_specs: Any = WHOLE, out_specs: Any = WHOLE) -> Any:
     """`function` as the scripts run it: compiled, inside a shard_map over `number` devices."""
     mesh = Mesh(np.array(jax.devices()[:number]), ("device",))
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))

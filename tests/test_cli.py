@@ -97,10 +97,28 @@ def test_bad_input_in_a_process_of_its_own():
 
 # Runs that stop and go on
 
-SMALL = (
-    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
-    "--num-eval-episodes 0 --checkpoint-every 10 --norm-obs --norm-reward --total-timesteps 3840"
-).split()
+SMALL = [
+    "--env-id",
+    "CartPole-v1",
+    "--num-envs",
+    "4",
+    "--num-steps",
+    "8",
+    "--minibatch-size",
+    "16",
+    "--update-epochs",
+    "2",
+    "--hidden-sizes",
+    "8",
+    "--num-eval-episodes",
+    "0",
+    "--checkpoint-every",
+    "10",
+    "--norm-obs",
+    "--norm-reward",
+    "--total-timesteps",
+    "3840",
+]
 UPDATES = 120
 
 
@@ -115,19 +133,19 @@ def state_of(path):
 def straight(tmp_path_factory):
     """A run from start to end, keeping all its checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
-    flags = [*SMALL, "--runs-dir", folder, "--run-name", "straight", "--keep-checkpoints", 0]
+    flags = [*SMALL.split(), "--runs-dir", folder, "--run-name", "straight", "--keep-checkpoints", 0]
     done = subprocess.run(command(*flags), env=ONE_DEVICE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "straight"
 
 
 def test_a_killed_run_continues_bit_for_bit(straight):
-    flags = [*SMALL, "--runs-dir", straight.parent, "--run-name", "killed"]
+    flags = [*SMALL.split(), "--runs-dir", straight.parent, "--run-name", "killed"]
     path = straight.parent / "killed"
     process = subprocess.Popen(command(*flags), env=ONE_DEVICE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not checkpoints.checkpoint_updates(path / "checkpoints"):
         time.sleep(0.01)
-    time.sleep(random.uniform(0, 0.3))
+    time.sleep(random.uniform(0, 0.2))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
     done = subprocess.run(command("--resume", path), env=ONE_DEVICE, capture_output=True, text=True)

@@ -220,14 +220,14 @@ def test_minatar_observations_lose_nothing_as_bools(env_id):
     first, states, out = play(env, 100)
     observe = lambda state: env.suite.env.observe(None, state, None, env.suite.params)  # noqa: E731
     native = jax.jit(jax.vmap(jax.vmap(observe)))(states.inner)
-    assert first.dtype == out.obs.dtype == env.obs_dtype == bool and native.dtype == np.float32
+    assert first.dtype == out.obs.dtype == env.obs_dtype == np.bool_ and native.dtype == np.float32
     np.testing.assert_array_equal(out.obs, native)
     assert len(np.unique(out.obs.reshape(800, -1), axis=0)) > 50 and out.reward.dtype == np.float32
 
 
 def test_cartpole_moves_as_gymnax_moves_it():
     env, (native, params) = make("CartPole-v1", 1), gymnax.make("CartPole-v1")
-    state, obs = env.reset(jax.random.key(3))
+    state, _ = env.reset(jax.random.key(3))
     theirs = jax.tree.map(lambda x: x[0], state.inner)
     step, lengths = jax.jit(env.step), []
     for t in range(60):

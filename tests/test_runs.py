@@ -466,7 +466,7 @@ def test_log_every_pools_by_hand_computed_values(args):
             rows = {"charts/episodic_return": returns[i], "charts/num_episodes": episodes[i], "losses/x": losses[i]}
             run.log(i + 1, {key: jnp.array(value) for key, value in rows.items()})
             if i == 1:
-                run.log_now(2, {"eval/episodic_return": jnp.float32(9)})
+                run.log_now(2, lambda: {"eval/episodic_return": jnp.float32(9)})
     evaluation, first, last = metrics_of(run.path)
     assert evaluation == {"update": 2, "global_step": 20, "eval/episodic_return": 9}
     # (1·1 + 4·3) / 4 and (5·2 + 7·2) / 4; (1 + 2 + 6) / 3
@@ -505,7 +505,7 @@ def test_speed_leaves_out_evaluation_and_checkpoints(args, monkeypatch):
             takes(0.5)
             run.log(update, {"losses/x": jnp.float32(1)})
             if update == 2:
-                run.log_now(update, {"eval/x": Evaluation()})
+                run.log_now(update, lambda: {"eval/x": Evaluation()})
             if update == 3:
                 run.save(update, None)
     lines = [line for line in plots.read_lines(run.path) if "charts/SPS" in line]
@@ -592,7 +592,7 @@ def test_wandb_offline_and_video(args):
     with run:
         for update in (1, 2):
             run.log(update, {"losses/x": jnp.float32(update)})
-        run.video("eval/first", [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(5)], fps=10)
+        run.video("eval/first", lambda: [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(5)], fps=10)
     (gif,) = run.path.glob("videos/*.gif")
     assert gif.name == "eval-first.gif"
     (folder,) = run.path.glob("wandb/offline-run-*")

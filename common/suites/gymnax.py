@@ -18,13 +18,6 @@ def env_ids() -> list[str]:
     return list(gymnax.registered_envs)
 
 
-def make(env_id: str) -> "Gymnax":
-    """Raises KeyError for an id that gymnax does not know."""
-    if env_id not in env_ids():
-        raise KeyError(env_id)
-    return Gymnax(env_id)
-
-
 class Gymnax:
     """One gymnax environment. Shapes are those of a single environment."""
 
