@@ -9,7 +9,8 @@ outer loop as stochastic optimisation: its step size is how far the policy moves
 --clip-eps and --update-epochs), its noise falls with the transitions per update. A step too large for the noise is a
 plateau: the return stands still while `outer/kl` stays large. (With a tiny `outer/kl` look at exploration and critic.)
 Their cure is the default here: with more environments, minibatch size and learning rate stay, and minibatches get more.
-docs/ppo.md explains every logged key, the implementation details with their sources, and measured results.
+docs/ppo.md explains every logged key, the implementation details with their sources, and measured results: CartPole-v1
+495 ± 9 after 1M steps, Pendulum-v1 -190 ± 37 after 3M (mean and 95 % CI of 5 seeds, two CPU cores).
 """
 
 import os
@@ -342,7 +343,7 @@ def optimise(
             minibatch = minibatch._replace(advantage=standardise(minibatch.advantage))
         (_, parts), grads = grad_fn(params, minibatch)
         grads, parts = jax.lax.pmean((grads, parts), "device")
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
         steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
         params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
@@ -377,7 +378,7 @@ def measure(
     obs, behaviour = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (obs, behaviour))
     dist, _ = forward(args, network, old.obs_stats, new.params, obs)
     kl = jax.lax.pmean(behaviour.kl(dist).mean(), "device")
-    update_norm = optax.global_norm(jax.tree.map(jnp.subtract, new.params, old.params))
+    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
         "outer/ddr": args.batch_size / kl,

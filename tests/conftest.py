@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 from common import runs
 from common.actions import Box, Categorical, Discrete
@@ -59,23 +58,24 @@ class Count(NamedTuple):
 class Counter(Toy):
     """Counts its steps: terminated when `time` is `end` (random), truncated when it is `limit`, both where they are
     equal. Reward 1. Success: the end was reached and is even. Every reset and every step draws 64 bits that tell
-    which key it had."""
+    which key it had. Level i ends after levels[i] steps, what comes after it as any other episode."""
 
     obs_shape = (4,)  # time, end, id
     obs_dtype = np.dtype(np.uint32)
     has_success = True
 
-    def __init__(self, ends: tuple[int, ...], limit: int, num_levels: int | None = None):
-        self.ends, self.limit, self.num_levels = jnp.array(ends, jnp.uint32), limit, num_levels
+    def __init__(self, ends: tuple[int, ...], limit: int, levels: tuple[int, ...] | None = None):
+        self.ends, self.limit, self.levels = jnp.array(ends, jnp.uint32), limit, levels
+        self.num_levels = levels and len(levels)
 
     def reset(self, key):
         bits = jax.random.bits(key, (2,))
         return self._start(bits, self.ends[bits[0] % self.ends.size])
 
     def reset_to(self, key, level):
-        if self.num_levels is None:
+        if self.levels is None:
             return self.reset(key)
-        return self._start(jax.random.bits(key, (2,)), self.ends[level % self.num_levels])
+        return self._start(jax.random.bits(key, (2,)), jnp.array(self.levels, jnp.uint32)[level % self.num_levels])
 
     def _start(self, bits, end):
         state = Count(jnp.uint32(0), end, bits, jnp.zeros_like(bits))

@@ -48,6 +48,7 @@ def call(monkeypatch, *flags):
         ("--num-envs 0", ["--num-envs 0"]),
         ("--num-steps -3", ["--num-steps -3"]),
         ("--seed -1", ["--seed -1"]),
+        ("--seed 3000000000", ["--seed 3000000000"]),
         ("--clip-eps inf", ["--clip-eps inf"]),
         ("--target-kl 0", ["--target-kl 0"]),
         ("--checkpoint-every -1", ["--checkpoint-every -1"]),
@@ -97,28 +98,10 @@ def test_bad_input_in_a_process_of_its_own():
 
 # Runs that stop and go on
 
-SMALL = [
-    "--env-id",
-    "CartPole-v1",
-    "--num-envs",
-    "4",
-    "--num-steps",
-    "8",
-    "--minibatch-size",
-    "16",
-    "--update-epochs",
-    "2",
-    "--hidden-sizes",
-    "8",
-    "--num-eval-episodes",
-    "0",
-    "--checkpoint-every",
-    "10",
-    "--norm-obs",
-    "--norm-reward",
-    "--total-timesteps",
-    "3840",
-]
+SMALL = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
+    "--num-eval-episodes 0 --checkpoint-every 10 --norm-obs --norm-reward --total-timesteps 3840"
+)
 UPDATES = 120
 
 
@@ -165,7 +148,7 @@ def test_a_killed_run_continues_bit_for_bit(straight):
 def test_init_from_starts_a_new_run_at_the_learned_parameters(monkeypatch, straight, tmp_path):
     """With other flags and a learning rate too small to move anything, after 20 updates of the old run and 1 new."""
     flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 4 --hidden-sizes 8 --num-devices 1 --learning-rate 1e-30"
-    flags += " --norm-obs --num-eval-episodes 0 --total-timesteps 32 --run-name new --update-epochs 1"
+    flags += " --norm-obs --norm-reward --num-eval-episodes 0 --total-timesteps 32 --run-name new --update-epochs 1"
     call(monkeypatch, *flags.split(), "--runs-dir", tmp_path, "--init-from", f"{straight}@20")
     new = state_of(tmp_path / "new")
     like = {"learner": new.learner}
@@ -176,3 +159,11 @@ def test_init_from_starts_a_new_run_at_the_learned_parameters(monkeypatch, strai
     assert new.learner.obs_stats.count == at_20.obs_stats.count + 32
     (line,) = plots.read_lines(tmp_path / "new")
     assert (line["update"], line["global_step"]) == (1, 32)
+
+
+def test_init_from_a_run_with_other_normalisation_is_refused(monkeypatch, capsys, straight, tmp_path):
+    flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 4 --hidden-sizes 8 --total-timesteps 32 --norm-reward"
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, *flags.split(), "--runs-dir", tmp_path, "--init-from", straight)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and "--norm-obs True" in line and not list(tmp_path.iterdir())

@@ -136,10 +136,12 @@ def test_evaluation_counts_first_episodes_only():
 
 
 def test_evaluation_covers_all_levels_equally():
-    evaluate = lambda number: evaluation.evaluate(Counter((2, 3, 7), 99, 3), number, act_anyhow, jax.random.key(0))  # noqa: E731
-    for number in (1, 3, 4, 8):
-        metrics = evaluate(number)
+    """Levels of 2, 3 and 7 steps; whatever follows them, of 1 step, does not count."""
+    toy = Counter(ends=(1,), limit=99, levels=(2, 3, 7))
+    for number in (1, 4):
+        metrics = evaluation.evaluate(toy, number, act_anyhow, jax.random.key(0))
         np.testing.assert_allclose(metrics["eval/episodic_return"], 4, rtol=1e-6)
+        np.testing.assert_allclose(metrics["eval/episodic_length"], 4, rtol=1e-6)
         np.testing.assert_allclose(metrics["eval/solve_rate"], 1 / 3, rtol=1e-6)
 
 
@@ -212,6 +214,15 @@ def test_gymnax_environments_reset_and_step(env_id):
     assert out.terminated.dtype == out.truncated.dtype == bool
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((first, states, out)))
     np.testing.assert_array_equal(states.length[0], ~out.episode.done[0])
+
+    def kinds(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+    # a compiled update takes back what it has given: the same types, none of them weak
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+    action = random_actions(env.action_space, jax.random.key(0), 2)
+    stepped = jax.eval_shape(env.step, jax.random.key(0), state, action)[0]
+    assert kinds(stepped) == kinds(state) and not any(x.weak_type for x in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("env_id", MINATAR)

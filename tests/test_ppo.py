@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import ppo
 from common import envs
 from common.actions import Box, Categorical, Discrete, Gaussian
+from common.statistics import standardise
 
 ARGS = ppo.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
@@ -236,12 +237,12 @@ def test_loss_is_the_weighted_sum_of_its_parts_by_hand():
 def test_advantages_are_normalised_over_the_minibatch_of_all_devices():
     x = np.random.default_rng(0).normal(5, 3, 32).astype(np.float32)
     for number in (1, 4):
-        normal = on_devices(ppo.normalise_advantage, number, P("device"), P("device"))(x)
+        normal = on_devices(standardise, number, P("device"), P("device"))(x)
         np.testing.assert_allclose(normal, (x - x.mean()) / x.std(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_minibatch_of_one_has_a_finite_advantage():
-    assert on_devices(ppo.normalise_advantage)(jnp.array([3.0])) == 0
+    assert on_devices(standardise)(jnp.array([3.0])) == 0
 
 
 # Distributions
@@ -430,7 +431,7 @@ def test_measures_by_hand():
         params["params"]["actor"]["kernel"] *= scale
     dist = jax.vmap(lambda x: network.apply(old, x)[0])(obs)
     targets, values = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 5.0])
-    batch = ppo.Batch(None, None, None, jnp.array(values), None, jnp.array(targets))
+    batch = ppo.Batch(None, None, None, jnp.array(values), jnp.array(targets - values), jnp.array(targets))
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
     def run(obs, dist):
@@ -466,7 +467,7 @@ def test_a_parameter_that_is_not_finite_is_reported():
     params = network.init(jax.random.key(0), obs[0])
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
     dist = network.apply(params, obs[0])[0]
-    batch = ppo.Batch(None, None, None, jnp.zeros(4), None, jnp.ones(4))
+    batch = ppo.Batch(None, None, None, jnp.zeros(4), jnp.ones(4), jnp.ones(4))
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
     run = lambda new: ppo.measure(args, network, old, new, obs, jax.tree.map(lambda x: x[None], dist), batch)  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
@@ -527,9 +528,14 @@ def noise():
 
 
 def test_seeds_repeat_and_differ(noise):
-    (_, first), (_, again) = noise.run(3), noise.run(3)
+    (start, first), (_, again) = noise.run(3), noise.run(3)
     same(first, again)
-    _, other = noise.run(3, jax.random.key(1))
+    other_start, other = noise.run(3, jax.random.key(1))
+    seen = np.concatenate([state.obs[:, 1] for state in start])
+    assert len(np.unique(seen)) == len(seen)  # each update draws anew
+    a, b = start[0], other_start[0]
+    assert differ(jax.random.key_data(a.key), jax.random.key_data(b.key))
+    assert (a.obs != b.obs).all() and differ(a.learner.params, b.learner.params)
     assert all(a["losses/policy_loss"] != b["losses/policy_loss"] for a, b in zip(first, other, strict=True))
 
 
@@ -549,8 +555,8 @@ def test_eight_devices_play_different_episodes_and_keep_one_learner():
         assert len(copies) == 8
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
-    obs = np.asarray(states[-1].obs)
-    assert obs.shape == (8, 3) and len(np.unique(obs[:, 1])) == 8
+    for obs in (np.asarray(state.obs) for state in states):
+        assert obs.shape == (8, 3) and len(np.unique(obs[:, 1])) == 8
     learner = states[-1].learner
     assert learner.obs_stats.count == learner.return_stats.count == 2 * 64
     assert all(np.isfinite(value) for row in metrics for value in row.values())

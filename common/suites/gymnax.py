@@ -1,5 +1,6 @@
 """gymnax (https://github.com/RobertTLange/gymnax) as one environment without auto-reset. Needs gymnax >= 1.0.1."""
 
+import os
 from typing import Any
 
 import jax
@@ -73,16 +74,33 @@ class Gymnax:
     def frames(self, states: list[Any]) -> list[np.ndarray]:
         """Pictures of an episode: MinAtar by colouring its channels, classic control by Gymnasium's renderer."""
         if self.binary:
-            return [self._minatar_frame(state) for state in states]
-        from gymnax.visualize.vis_gym import render_gym_frame
+            return self._minatar_frames(states)
+        for driver in ("SDL_AUDIODRIVER", "SDL_VIDEODRIVER"):
+            os.environ.setdefault(driver, "dummy")  # else pygame complains about machines without sound or screen
+        import gymnasium
+        from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
 
-        return [render_gym_frame(self.name, state, self.params) for state in states]
+        renderer = gymnasium.make(self.name, render_mode="rgb_array")
+        renderer.reset()
+        set_gym_params(renderer.unwrapped, self.name, self.params)
+        pictures = []
+        for state in states:
+            renderer.unwrapped.state = get_gym_state(state, self.name)
+            if self.name == "Pendulum-v1":
+                renderer.unwrapped.last_u = float(state.last_u)
+            pictures.append(renderer.render())
+        renderer.close()
+        return pictures
 
-    def _minatar_frame(self, state: Any) -> np.ndarray:
+    def _minatar_frames(self, states: list[Any]) -> list[np.ndarray]:
         import matplotlib
 
-        obs = np.asarray(self.env.observe(jax.random.key(0), state, None, self.params)) > 0.5
-        colours = matplotlib.colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]
-        top_channel = obs.shape[-1] - 1 - obs[..., ::-1].argmax(-1)  # where channels overlap, the last one shows
-        picture = np.where(obs.any(-1)[..., None], colours[top_channel], 0.08)
-        return np.kron((255 * picture).astype(np.uint8), np.ones((20, 20, 1), np.uint8))
+        observe = jax.jit(lambda state: self.env.observe(jax.random.key(0), state, None, self.params))
+        colours = matplotlib.colormaps["turbo"](np.linspace(0.1, 0.95, self.obs_shape[-1]))[:, :3]
+        pictures = []
+        for state in states:
+            obs = np.asarray(observe(state)) > 0.5
+            top_channel = obs.shape[-1] - 1 - obs[..., ::-1].argmax(-1)  # where channels overlap, the last one shows
+            picture = np.where(obs.any(-1)[..., None], colours[top_channel], 0.08)
+            pictures.append(np.kron((255 * picture).astype(np.uint8), np.ones((20, 20, 1), np.uint8)))
+        return pictures
