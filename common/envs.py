@@ -64,10 +64,12 @@ def where(mask: jax.Array, yes: Any, no: Any) -> Any:
 
 
 class VectorEnv:
-    """`num_envs` copies of one suite's environment."""
+    """`num_envs` copies of one suite's environment. Without `auto_reset` an ended episode's state just stays, which
+    saves an evaluation of one episode each the making (and compiling) of states that nobody needs."""
 
-    def __init__(self, suite: Any, num_envs: int):
+    def __init__(self, suite: Any, num_envs: int, auto_reset: bool = True):
         self.suite = suite
+        self.auto_reset = auto_reset
         self.num_envs = num_envs
         self.obs_shape, self.obs_dtype = suite.obs_shape, suite.obs_dtype
         self.action_space = suite.action_space
@@ -102,7 +104,9 @@ class VectorEnv:
         truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not an interruption
         done = terminated | truncated
         length, total_reward = state.length + 1, state.total_reward + reward
-        inner, obs = self._restart(reset_key, done, inner, final_obs)
+        obs = final_obs
+        if self.auto_reset:
+            inner, obs = self._restart(reset_key, done, inner, final_obs)
         episode = Episode(done, length, total_reward, success & done)
         state = VectorState(inner, jnp.where(done, 0, length), jnp.where(done, 0.0, total_reward))
         return state, Step(obs, reward, terminated, truncated, final_obs, episode)

@@ -15,10 +15,10 @@ Act = Callable[[jax.Array, jax.Array], jax.Array]  # obs [N, ...], key -> action
 def evaluate(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> dict[str, jax.Array]:
     """Means over `num_episodes` episodes; where the suite has a fixed set of levels, over all of them equally often.
 
-    Each plays in an environment of its own, whose later episodes do not count: short ones would be over-represented.
+    One episode in each environment: of as many as fit into some time, short ones would be over-represented.
     """
     num_levels = suite.num_levels or 1
-    env = envs.VectorEnv(suite, num_levels * -(-num_episodes // num_levels))
+    env = envs.VectorEnv(suite, num_levels * -(-num_episodes // num_levels), auto_reset=False)
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs))
     nothing = envs.Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
@@ -36,7 +36,7 @@ def evaluate(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> dict[st
 
 def record_video(suite: Any, act: Act, key: jax.Array, max_frames: int = 1000) -> list[np.ndarray]:
     """Pictures [H, W, 3] uint8 of one episode."""
-    env = envs.VectorEnv(suite, 1)
+    env = envs.VectorEnv(suite, 1, auto_reset=False)
     env_state, obs = jax.jit(env.reset)(key)
 
     @jax.jit

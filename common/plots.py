@@ -20,9 +20,9 @@ AXIS_LABELS = {
     "charts/episodic_length": "episode length (steps)",
     "charts/solve_rate": "solve rate",
     "charts/SPS": "environment steps per second",
-    "outer/kl": "outer KL (nats)",
-    "outer/grad_norm": "outer gradient norm",
-    "outer/update_norm": "outer update norm",
+    "outer/kl": "KL of an update (nats)",
+    "outer/grad_norm": "gradient norm before clipping",
+    "outer/update_norm": "norm of an update",
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
