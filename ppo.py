@@ -356,7 +356,7 @@ def optimise(
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
         learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), jax.eval_shape(epoch, learned, key)[1])
+        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
         learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
         return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
 
@@ -365,8 +365,8 @@ def optimise(
         (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
     else:
         ((params, opt_state), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    epochs = jnp.nansum(parts.pop("outer/epochs"))
-    metrics = jax.tree.map(lambda x: jnp.nansum(x) / epochs, parts) | {"outer/epochs": epochs}
+    epochs = parts.pop("outer/epochs").sum()
+    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
     return learner._replace(params=params, opt_state=opt_state), metrics
 
 

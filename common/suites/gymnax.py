@@ -42,7 +42,8 @@ class Gymnax:
         else:
             low, high = (np.broadcast_to(np.asarray(x, np.float32), actions.shape) for x in (actions.low, actions.high))
             self.action_space = Box(low, high)
-        # Shapes without running anything. Some of gymnax's own states are weakly typed, which a scan would refuse.
+        # Shapes without running anything. Some of gymnax's own states change their type from reset to step, which
+        # a compiled update would not take back.
         obs, self.state_like = jax.eval_shape(self.env.reset_env, jax.random.key(0), self.params)
         obs = jax.eval_shape(self._observe, obs)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
