@@ -76,7 +76,8 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     script = Path(sys.argv[0]).name
     try:
         # tyro frames the ValueErrors of a class in a box of its own; those of a partial it leaves to us.
-        train(tyro.cli(functools.partial(args_class), description=sys.modules[train.__module__].__doc__))
+        about = sys.modules[train.__module__].__doc__ or ""
+        train(tyro.cli(functools.partial(args_class), description=about.split("\n\n")[0]))
     except UsageError as error:
         _exit(f"{script}: error: {error}", 2)
     except Diverged as error:
