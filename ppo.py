@@ -28,18 +28,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from common import arguments, checkpoints, envs, evaluation, hardware, runs
+from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
 from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
-from common.statistics import (
-    RunningStats,
-    initial_stats,
-    moments,
-    normalise,
-    normalise_rewards,
-    standardise,
-    update_stats,
-)
+from common.shuffle import random_permutation
 
 # The exact KL of an update is measured on at most this many of its transitions.
 KL_SAMPLE = 16384
@@ -86,6 +78,8 @@ class Args(RunArgs):
     """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
     base_num_envs: int = 2048
     """The number of environments that --scaling starts from."""
+    stagger_resets: int = 0
+    """Environments play 0 to this many random steps before training, so that they are at different points."""
 
     # --- inner loop ---
     minibatch_size: int | None = None
@@ -118,6 +112,8 @@ class Args(RunArgs):
     """Actor and critic share their hidden layers."""
 
     # --- scale ---
+    num_rollout_chunks: int = 1
+    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
     num_devices: int | None = None
     """Devices to train on; by default all."""
 
@@ -126,21 +122,13 @@ class Args(RunArgs):
         arguments.positive(
             self, "num_seeds", "total_timesteps", "num_levels", "num_envs", "num_steps", "update_epochs",
             "base_num_envs", "minibatch_size", "num_minibatches", "learning_rate", "max_grad_norm", "hidden_sizes",
-            "num_devices", "target_kl",
+            "num_devices", "num_rollout_chunks", "target_kl",
         )  # fmt: skip
-        arguments.non_negative(self, "seed", "clip_eps", "vf_coef", "ent_coef")
+        arguments.non_negative(self, "seed", "stagger_resets", "clip_eps", "vf_coef", "ent_coef")
         arguments.fraction(self, "gamma", "gae_lambda")
         arguments.below(self, 2**31 - self.num_seeds, "seed")
-        transitions = (self.base_num_envs if self.scaling else self.num_envs) * self.num_steps
-        size, number = arguments.minibatches(transitions, self.minibatch_size, self.num_minibatches, default_size=2048)
-        # The two stand for each other from here on, so that args.json says what ran.
-        object.__setattr__(self, "minibatch_size", size)
-        object.__setattr__(self, "num_minibatches", number)
-        if self.num_updates == 0:
-            raise arguments.UsageError(
-                f"--total-timesteps {self.total_timesteps} is less than one update of --num-envs {self.num_envs} * "
-                f"--num-steps {self.num_steps} = {self.batch_size} steps"
-            )
+        # Minibatch size and number stand for each other from here on, so that args.json says what ran.
+        arguments.settle_minibatches(self, default_size=2048)
 
     @property
     def batch_size(self) -> int:
@@ -149,17 +137,6 @@ class Args(RunArgs):
     @property
     def num_updates(self) -> int:
         return self.total_timesteps // self.batch_size
-
-
-def apply_scaling(args: Args) -> Args:
-    """The three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
-    if args.scaling is None:
-        return args
-    factor = args.num_envs / args.base_num_envs
-    size = args.minibatch_size if args.scaling == "more-minibatches" else round(args.minibatch_size * factor)
-    learning_rate = args.learning_rate * (factor**0.5 if args.scaling == "larger-minibatches-sqrt-lr" else 1)
-    print(f"scaling {args.scaling} from {args.base_num_envs} environments: learning rate {learning_rate:.3g}")
-    return replace(args, scaling=None, minibatch_size=size, num_minibatches=None, learning_rate=learning_rate)
 
 
 class Encoder(nn.Module):
@@ -209,25 +186,31 @@ class Learner(NamedTuple):
 
     params: Any
     opt_state: Any
-    obs_stats: RunningStats
-    return_stats: RunningStats
+    obs_stats: statistics.RunningStats
+    return_stats: statistics.RunningStats
+
+
+class Environments(NamedTuple):
+    """Of one chunk [N / C, ...], or of all [C, N / C, ...]; split over devices."""
+
+    state: Any
+    obs: jax.Array  # what to act on next
+    discounted_return: jax.Array  # of the running episodes (for --norm-reward)
 
 
 class TrainState(NamedTuple):
     """Everything that a run needs to go on as if it had never stopped."""
 
     learner: Learner
-    env_state: Any  # [N, ...], split over devices like the two below
-    obs: jax.Array  # [N, ...], what to act on next
-    discounted_return: jax.Array  # [N], of the running episodes (for --norm-reward)
+    environments: Environments
     key: jax.Array
     update: jax.Array  # [], updates done
 
 
 class Transition(NamedTuple):
-    """A rollout as collected, [T, N, ...]."""
+    """A chunk's rollout as collected, [T, N / C, ...]."""
 
-    obs: jax.Array
+    obs: Any  # booleans packed into bits
     action: jax.Array  # [T, N, D]
     log_prob: jax.Array
     value: jax.Array
@@ -238,9 +221,9 @@ class Transition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A rollout as the inner loop sees it, [T * N, ...]."""
+    """A chunk's rollout as the inner loop sees it, [T * N / C, ...]."""
 
-    obs: jax.Array
+    obs: Any
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -248,19 +231,28 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-def forward(args: Args, network: ActorCritic, obs_stats: RunningStats, params: Any, obs: jax.Array) -> tuple:
+def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any) -> tuple:
     """Observations [B, ...] -> action distribution, values [B]."""
-    return network.apply(params, normalise(obs, obs_stats) if args.norm_obs else obs)
+    obs = bits.unpack(obs)
+    return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs)
 
 
-def rollout(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState, key: jax.Array) -> tuple:
-    """num_steps steps of all environments with the behaviour policy.
+def rollout(
+    args: Args,
+    env: envs.VectorEnv,
+    network: ActorCritic,
+    behaviour: Learner,
+    environments: Environments,
+    key: jax.Array,
+) -> tuple:
+    """num_steps steps of a chunk of environments with the behaviour policy.
 
-    -> env_state, obs, transitions [T, N], last value [N], distributions of the first n environments [T, n, ...] (for
-    the exact KL), sums [4] over the episodes that ended.
+    -> state, obs, transitions [T, N / C], last value [N / C], sample (observations and action distributions of the
+    first n environments [T, n, ...], for the exact KL), sums [4] over the episodes that ended.
     """
-    policy = partial(forward, args, network, state.learner.obs_stats, state.learner.params)
-    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * jax.lax.axis_size("device"))))
+    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+    num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
+    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * num_parts)))
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
@@ -271,16 +263,17 @@ def rollout(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainS
         final_value = jax.lax.cond(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
+        seen = bits.pack(obs)
         transition = Transition(
-            obs, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        behaviour = jax.tree.map(lambda x: x[:num_measured], dist)
-        return (env_state, out.obs), (transition, behaviour, envs.episode_sums(out.episode))
+        sample = jax.tree.map(lambda x: x[:num_measured], (seen, dist))
+        return (env_state, out.obs), (transition, sample, envs.episode_sums(out.episode))
 
-    (env_state, obs), (transitions, behaviour, sums) = jax.lax.scan(
-        step, (state.env_state, state.obs), jax.random.split(key, args.num_steps)
+    (env_state, obs), (transitions, sample, sums) = jax.lax.scan(
+        step, (environments.state, environments.obs), jax.random.split(key, args.num_steps)
     )
-    return env_state, obs, transitions, policy(obs)[1], behaviour, jax.lax.psum(sums.sum(0), "device")
+    return env_state, obs, transitions, policy(obs)[1], sample, jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -329,18 +322,23 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
 def optimise(
     args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
 ) -> tuple[Learner, dict[str, jax.Array]]:
-    """The inner loop: update_epochs passes over the batch in num_minibatches shuffled minibatches.
+    """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
-    batch: [T * N, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
+    batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
     policy = partial(forward, args, network, learner.obs_stats)
     grad_fn = jax.value_and_grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    def minibatch_step(carry: tuple, indices: jax.Array) -> tuple:
+    num_minibatches = args.num_minibatches // args.num_rollout_chunks
+    size = batch.advantage.size // num_minibatches
+
+    def minibatch_step(permutation: Any, carry: tuple, number: jax.Array) -> tuple:
         params, opt_state = carry
-        minibatch = jax.tree.map(lambda x: x[indices], batch)  # gathered when used: no shuffled copy of the batch
+        # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
+        indices = permutation(number * size + jnp.arange(size))
+        minibatch = jax.tree.map(lambda x: x[indices], batch)
         if args.norm_adv:
-            minibatch = minibatch._replace(advantage=standardise(minibatch.advantage))
+            minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
         (_, parts), grads = grad_fn(params, minibatch)
         grads, parts = jax.lax.pmean((grads, parts), "device")
         grad_norm = optax.tree.norm(grads)
@@ -350,8 +348,8 @@ def optimise(
         return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        minibatches = jax.random.permutation(key, batch.advantage.size).reshape(args.num_minibatches, -1)
-        carry, parts = jax.lax.scan(minibatch_step, carry, minibatches)
+        permutation = random_permutation(key, batch.advantage.size)
+        carry, parts = jax.lax.scan(partial(minibatch_step, permutation), carry, jnp.arange(num_minibatches))
         return carry, jax.tree.map(jnp.mean, parts) | {"outer/epochs": jnp.ones(())}
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
@@ -367,15 +365,12 @@ def optimise(
         ((params, opt_state), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
     epochs = parts.pop("outer/epochs").sum()
     metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
     return learner._replace(params=params, opt_state=opt_state), metrics
 
 
-def measure(
-    args: Args, network: ActorCritic, old: Learner, new: Learner, obs: jax.Array, behaviour: Any, batch: Batch
-) -> dict[str, jax.Array]:
-    """How far the update moved. obs: [T, N, ...]; behaviour: [T, n, ...], of the first n environments."""
-    obs = obs[:, : jax.tree.leaves(behaviour)[0].shape[1]]
-    obs, behaviour = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (obs, behaviour))
+def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, behaviour: Any) -> dict:
+    """How far the update moved, on a sample of its observations and their action distributions before it, [n, ...]."""
     dist, _ = forward(args, network, old.obs_stats, new.params, obs)
     kl = jax.lax.pmean(behaviour.kl(dist).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
@@ -383,46 +378,66 @@ def measure(
         "outer/kl": kl,
         "outer/ddr": args.batch_size / kl,
         "outer/update_norm": update_norm,
-        "losses/explained_variance": 1 - moments(batch.advantage)[1] / moments(batch.target)[1],
         "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
     }
 
 
-def update(
-    args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics."""
-    learner = state.learner
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics.
+
+    Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
+    the minibatches in each epoch. With one epoch only the order of the minibatches depends on --num-rollout-chunks.
+    """
+    behaviour = state.learner
     next_key, key = jax.random.split(state.key)
-    rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")))
-    env_state, obs, transitions, last_value, behaviour, sums = rollout(args, env, network, state, rollout_key)
-    returns, return_stats = state.discounted_return, learner.return_stats
-    if args.norm_reward:
-        done = transitions.terminated | transitions.truncated
-        rewards, returns, return_stats = normalise_rewards(transitions.reward, done, returns, return_stats, args.gamma)
-        transitions = transitions._replace(reward=rewards)
-    advantage = compute_gae(transitions, last_value, args.gamma, args.gae_lambda)
-    t = transitions
-    batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    new, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
-    metrics |= measure(args, network, learner, new, transitions.obs, behaviour, batch)
-    metrics |= env.episode_metrics(sums) | {"charts/learning_rate": learning_rate}
+
+    def one_chunk(carry: tuple, number: jax.Array) -> tuple:
+        learner, obs_stats, environments = carry
+        rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(key, number))
+        chunk = jax.tree.map(lambda x: x[number], environments)
+        env_state, obs, t, last_value, sample, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
+        returns = chunk.discounted_return
+        if args.norm_reward:
+            stats = learner.return_stats
+            rewards, returns, stats = statistics.normalise_rewards(t, returns, stats, args.gamma)
+            t, learner = t._replace(reward=rewards), learner._replace(return_stats=stats)
+        advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
+        batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
+        batch, sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batch, sample))
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        if args.norm_obs:
+            obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
+        chunk = Environments(env_state, obs, returns)
+        environments = jax.tree.map(lambda x, new: x.at[number].set(new), environments, chunk)
+        return (learner, obs_stats, environments), (metrics, sample, sums)
+
+    (learner, obs_stats, environments), (metrics, sample, sums) = jax.lax.scan(
+        one_chunk, (behaviour, behaviour.obs_stats, state.environments), jnp.arange(args.num_rollout_chunks)
+    )
+    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample)
+    metrics |= measure(args, network, behaviour, learner, *sample)
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
-    obs_stats = update_stats(learner.obs_stats, batch.obs) if args.norm_obs else learner.obs_stats
-    new = new._replace(obs_stats=obs_stats, return_stats=return_stats)
-    return TrainState(new, env_state, obs, returns, next_key, state.update + 1), metrics
+    learner = learner._replace(obs_stats=obs_stats)
+    return TrainState(learner, environments, next_key, state.update + 1), metrics
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
     """A fresh network, and an episode begun in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
-    env_state, obs = env.reset(jax.random.fold_in(env_key, jax.lax.axis_index("device")))
-    params = network.init(network_key, obs[:1])
-    learner = Learner(params, ADAM.init(params), initial_stats(env.obs_shape), initial_stats(()))
-    return TrainState(learner, env_state, obs, jnp.zeros(env.num_envs), key, jnp.int32(0))
+    env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
+
+    def one_chunk(key: jax.Array) -> Environments:
+        return Environments(*env.reset(key, args.stagger_resets), jnp.zeros(env.num_envs))
+
+    environments = jax.lax.map(one_chunk, env_keys)
+    params = network.init(network_key, environments.obs[0, :1])
+    learner = Learner(params, ADAM.init(params), statistics.initial_stats(env.obs_shape), statistics.initial_stats(()))
+    return TrainState(learner, environments, key, jnp.int32(0))
 
 
 def build(args: Args) -> tuple:
@@ -430,8 +445,9 @@ def build(args: Args) -> tuple:
 
     -> args, one device's share of the environments, network, init(keys) -> state, step(state) -> state, metrics; keys.
     """
-    devices = hardware.choose_devices(args.num_devices, args.num_envs, args.minibatch_size)
-    env = envs.make(args.env_id, args.num_envs // len(devices), args.num_levels)
+    chunk = args.num_envs // args.num_rollout_chunks
+    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    env = envs.make(args.env_id, chunk // len(devices), args.num_levels)
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise arguments.UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
     if args.capture_video:
@@ -440,8 +456,8 @@ def build(args: Args) -> tuple:
     network = ActorCritic(args, env.action_space)
     mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
     over_seeds = jax.vmap if many else lambda function: function
-    split = P(None, "device") if many else P("device")
-    layout = TrainState(learner=P(), env_state=split, obs=split, discounted_return=split, key=P(), update=P())
+    split = P(None, None, "device") if many else P(None, "device")
+    layout = TrainState(learner=P(), environments=split, key=P(), update=P())
     on_devices = partial(jax.shard_map, mesh=mesh, check_vma=False)
     init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
     step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P()))
@@ -454,10 +470,9 @@ def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
     hardware.one_device_per_core()
     runs.enable_compilation_cache()
-    args, env, network, init, step, keys = build(apply_scaling(runs.open_args(args, __file__)))
+    args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
     shapes = jax.eval_shape(init, keys)
-    # Floats per transition: log_prob, value, reward, final_value, advantage, target and permutation.
-    hardware.check_memory(args, env, learner=shapes.learner, environments=shapes[1:], floats=7)
+    hardware.check_memory(args, env, shapes.learner, shapes.environments)
     print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:
@@ -465,17 +480,10 @@ def train(args: Args) -> Path:
     run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
     state, start = run.restore(state)
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array) -> jax.Array:
-        dist, _ = forward(args, network, learner.obs_stats, learner.params, obs)
-        return dist.mode() if args.eval_deterministic else dist.sample(key)
+    def policy(learner: Learner, obs: jax.Array) -> Categorical | Gaussian:
+        return forward(args, network, learner.obs_stats, learner.params, obs)[0]
 
-    def evaluate(learner: Learner, key: jax.Array) -> dict[str, jax.Array]:
-        return evaluation.evaluate(env.suite, args.num_eval_episodes, partial(act, learner), key)
-
-    evaluate = jax.jit(jax.vmap(evaluate, (0, None)) if args.num_seeds > 1 else evaluate)
-    # Evaluated on one device, or all would play the same episodes.
-    one_device = partial(jax.tree.map, lambda x: x.addressable_data(0))
-    eval_key = jax.random.fold_in(jax.random.key(args.seed), 1)
+    player = evaluation.Player(args, env.suite, policy)
     compiled_update = run.compile(jax.jit(step, donate_argnums=0), state)
     with run:
         for number in range(start + 1, args.num_updates + 1):
@@ -486,11 +494,9 @@ def train(args: Args) -> Path:
             if run.should_stop:
                 break
             if run.eval_due(number):
-                run.log_now(number, evaluate, one_device(state.learner), jax.random.fold_in(eval_key, number))
+                run.log_now(number, player.scores, state.learner, number)
         if args.capture_video and not run.should_stop:
-            learner = one_device(state.learner)
-            learner = jax.tree.map(lambda x: x[0], learner) if args.num_seeds > 1 else learner
-            run.video("final_policy", lambda: evaluation.record_video(env.suite, partial(act, learner), eval_key))
+            run.video("final_policy", lambda: player.video(state.learner))
     run.finish()
     return run.path
 

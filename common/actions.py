@@ -13,12 +13,21 @@ class Discrete(NamedTuple):
 
     nvec: tuple[int, ...]
 
+    def sample(self, key: jax.Array, num: int) -> jax.Array:
+        """Actions [num, D], all equally likely."""
+        return jax.random.randint(key, (num, len(self.nvec)), 0, jnp.array(self.nvec))
+
 
 class Box(NamedTuple):
     """Continuous actions, float32 [D]; the environment clips them to [low, high], each float32 [D]."""
 
     low: np.ndarray
     high: np.ndarray
+
+    def sample(self, key: jax.Array, num: int) -> jax.Array:
+        """Actions [num, D], uniform between the bounds, or between -1 and 1 where those are infinite."""
+        low, high = (np.where(np.isfinite(x), x, bound) for x, bound in ((self.low, -1), (self.high, 1)))
+        return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
 
 @struct.dataclass

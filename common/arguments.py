@@ -1,5 +1,6 @@
 """The flags that every script has for keeping its runs, and checks that answer a bad value with one line."""
 
+import dataclasses
 import json
 import math
 import typing
@@ -87,21 +88,36 @@ def _check(args: Any, names: tuple[str, ...], good: Any, wanted: str) -> None:
                 raise UsageError(f"{flag(name)} {value}: must be {wanted}")
 
 
-def _divides(name: str, size: int, transitions: int) -> None:
-    """Names the nearest sizes that would do."""
-    if transitions % size == 0:
-        return
-    below = next(n for n in range(min(size, transitions), 0, -1) if transitions % n == 0)
-    above = next((n for n in range(size, transitions + 1) if transitions % n == 0), below)
-    nearest = " or ".join(str(n) for n in sorted({below, above}))
-    raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
+def _nearest_divisors(value: int, total: int) -> str:
+    """The divisors of `total` just below and above `value`, for an error message."""
+    below = next(n for n in range(min(value, total), 0, -1) if total % n == 0)
+    above = next((n for n in range(value, total + 1) if total % n == 0), below)
+    return " or ".join(str(n) for n in sorted({below, above}))
 
 
-def minibatches(transitions: int, size: int | None, number: int | None, default_size: int) -> tuple[int, int]:
-    """Size and number of the minibatches that an update's transitions are cut into: what is given fixes the rest.
+def _divides_transitions(name: str, size: int, transitions: int) -> None:
+    if transitions % size:
+        nearest = _nearest_divisors(size, transitions)
+        raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
 
-    With nothing given the size stays and the number grows with the transitions, as the scaling recipe wants it.
+
+def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
+    common = math.gcd(num_envs, num_minibatches)
+    if common % chunks:
+        raise UsageError(
+            f"--num-rollout-chunks {chunks}: does not divide --num-envs {num_envs} and --num-minibatches "
+            f"{num_minibatches}; {_nearest_divisors(chunks, common)} would"
+        )
+
+
+def settle_minibatches(args: Any, default_size: int) -> None:
+    """Fills in minibatch_size and num_minibatches; refuses sizes of an update that do not fit each other.
+
+    What is given fixes the rest. With nothing given the size stays and the number grows with the transitions, as the
+    scaling recipe wants it.
     """
+    num_envs = args.base_num_envs if args.scaling else args.num_envs
+    transitions, size, number = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
     if size and number and size * number != transitions:
         raise UsageError(
             f"--minibatch-size {size} * --num-minibatches {number} = {size * number}, but an update has {transitions} "
@@ -109,10 +125,29 @@ def minibatches(transitions: int, size: int | None, number: int | None, default_
         )
     if number is None:
         size = size or min(default_size, transitions)
-        _divides("--minibatch-size", size, transitions)
-        return size, transitions // size
-    _divides("--num-minibatches", number, transitions)
-    return transitions // number, number
+        _divides_transitions("--minibatch-size", size, transitions)
+        number = transitions // size
+    _divides_transitions("--num-minibatches", number, transitions)
+    object.__setattr__(args, "minibatch_size", transitions // number)
+    object.__setattr__(args, "num_minibatches", number)
+    if not args.scaling:
+        _chunks_divide(args.num_rollout_chunks, num_envs, number)
+    if args.num_updates == 0:
+        raise UsageError(
+            f"--total-timesteps {args.total_timesteps} is less than one update of --num-envs {args.num_envs} * "
+            f"--num-steps {args.num_steps} = {args.batch_size} steps"
+        )
+
+
+def apply_scaling(args: Any) -> Any:
+    """--scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
+    if args.scaling is None:
+        return args
+    factor = args.num_envs / args.base_num_envs
+    size = args.minibatch_size if args.scaling == "more-minibatches" else round(args.minibatch_size * factor)
+    rate = args.learning_rate * (factor**0.5 if args.scaling == "larger-minibatches-sqrt-lr" else 1)
+    print(f"scaling {args.scaling} from {args.base_num_envs} environments: learning rate {rate:.3g}")
+    return dataclasses.replace(args, scaling=None, minibatch_size=size, num_minibatches=None, learning_rate=rate)
 
 
 def describe(args: Any) -> str:

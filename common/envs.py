@@ -79,10 +79,23 @@ class VectorEnv:
         # a full reset of every environment at every step costs more than the step itself in most suites.
         self.resets_per_round = min(num_envs, max(8, num_envs // 16))
 
-    def reset(self, key: jax.Array) -> tuple[VectorState, jax.Array]:
-        """Starts an episode everywhere. -> state, obs [N, *obs_shape]."""
+    def reset(self, key: jax.Array, stagger: int = 0) -> tuple[VectorState, jax.Array]:
+        """Starts an episode everywhere. -> state, obs [N, *obs_shape].
+
+        stagger: environments play 0 to `stagger` random steps first, evenly spread over them, so that they are at
+        different points of their episodes (Bharthulwar et al. 2025).
+        """
         inner, obs = jax.vmap(self.suite.reset)(jax.random.split(key, self.num_envs))
-        return self._start(inner), obs
+        started = self._start(inner), obs
+        age = jnp.arange(self.num_envs) * (stagger + 1) // self.num_envs
+
+        def step(time: jax.Array, started: tuple) -> tuple:
+            action_key, step_key = jax.random.split(jax.random.fold_in(key, time))
+            action = self.action_space.sample(action_key, self.num_envs)
+            state, out = self.step(step_key, started[0], action)
+            return where(time < age, (state, out.obs), started)
+
+        return jax.lax.fori_loop(0, stagger, step, started)
 
     def reset_to(self, key: jax.Array, levels: jax.Array) -> tuple[VectorState, jax.Array]:
         """As `reset`, environment i on level `levels[i]` of the suite's fixed evaluation set (if it has levels)."""

@@ -1,6 +1,7 @@
 """Playing episodes with a fixed policy: scores and pictures."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,6 +33,40 @@ def evaluate(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> dict[st
     *_, first = jax.lax.while_loop(lambda carry: ~carry[-1].done.all(), step, (key, env_state, obs, nothing))
     metrics = {"eval/episodic_return": first.total_reward.mean(), "eval/episodic_length": first.length.mean()}
     return metrics | ({"eval/solve_rate": first.success.mean()} if env.has_success else {})
+
+
+class Player:
+    """Scores and videos of a learner. policy(learner, obs [N, ...]) -> distribution of actions.
+
+    Plays on one device: all of them would play the same episodes.
+    """
+
+    def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
+        self._suite, self._many = suite, args.num_seeds > 1
+        self._key = jax.random.fold_in(jax.random.key(args.seed), 1)
+
+        def act(learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
+            dist = policy(learner, obs)
+            return dist.mode() if args.eval_deterministic else dist.sample(key)
+
+        def scores(learner: Any, key: jax.Array) -> dict[str, jax.Array]:
+            return evaluate(suite, args.num_eval_episodes, partial(act, learner), key)
+
+        self._act, self._scores = act, jax.jit(jax.vmap(scores, (0, None)) if self._many else scores)
+
+    def scores(self, learner: Any, update: int) -> dict[str, jax.Array]:
+        """`evaluate` after this update; one value per seed where there are several."""
+        return self._scores(_on_one_device(learner), jax.random.fold_in(self._key, update))
+
+    def video(self, learner: Any) -> list[np.ndarray]:
+        """`record_video` of the (first) learner."""
+        learner = _on_one_device(learner)
+        learner = jax.tree.map(lambda x: x[0], learner) if self._many else learner
+        return record_video(self._suite, partial(self._act, learner), self._key)
+
+
+def _on_one_device(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def record_video(suite: Any, act: Act, key: jax.Array, max_frames: int = 1000) -> list[np.ndarray]:

@@ -59,7 +59,7 @@ def device_bytes(devices: list[jax.Device]) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(args: Any, env: Any, learner: Any, environments: Any, floats: int) -> None:
+def check_memory(args: Any, env: Any, learner: Any, environments: Any, floats: int = 7) -> None:
     """Prints what a run holds; raises UsageError where the devices have less.
 
     learner, environments: pytrees or their shapes, all seeds; floats: numbers kept per transition, beside the

@@ -1,6 +1,6 @@
 """Running statistics. Moments are over all devices: call them inside `jax.shard_map` over the axis "device"."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,11 @@ def standardise(x: jax.Array) -> jax.Array:
     """Mean 0 and standard deviation 1 over all devices; finite for a single number, too. [n] -> [n]."""
     mean, var = moments(x)
     return (x - mean) / (jnp.sqrt(var) + 1e-8)
+
+
+def explained_variance(error: jax.Array, target: jax.Array) -> jax.Array:
+    """1 - Var(target - prediction) / Var(target), over all devices. error, target: [n] -> []."""
+    return 1 - moments(error)[1] / moments(target)[1]
 
 
 class RunningStats(NamedTuple):
@@ -50,12 +55,14 @@ def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
 
 
 def normalise_rewards(
-    rewards: jax.Array, done: jax.Array, returns: jax.Array, stats: RunningStats, gamma: float
+    transitions: Any, returns: jax.Array, stats: RunningStats, gamma: float
 ) -> tuple[jax.Array, jax.Array, RunningStats]:
     """Rewards over the running standard deviation of the discounted return, clipped to [-10, 10].
 
-    rewards, done: [T, N]; returns: [N], of the episodes that run on. -> rewards, returns, stats.
+    transitions: their reward, terminated and truncated are [T, N]; returns: [N], of the episodes that run on.
+    -> rewards, returns, stats.
     """
+    rewards, done = transitions.reward, transitions.terminated | transitions.truncated
 
     def step(total: jax.Array, inputs: tuple) -> tuple:
         reward, done = inputs

@@ -17,7 +17,9 @@ from jax.sharding import PartitionSpec as P
 import ppo
 from common import envs
 from common.actions import Box, Categorical, Discrete, Gaussian
-from common.statistics import standardise
+from common.arguments import apply_scaling
+from common.bits import unpack
+from common.statistics import explained_variance, standardise
 
 ARGS = ppo.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
@@ -121,6 +123,7 @@ def test_the_value_of_a_reset_observation_does_not_reach_the_targets_before_it(g
 
 
 GAMMA = 0.9
+NOBODY = ppo.Learner({}, None, None, None)
 COUNTED = replace(ARGS, num_envs=32, num_steps=24, minibatch_size=None, num_minibatches=1, total_timesteps=768)
 
 
@@ -137,9 +140,8 @@ def counted():
 
     def run(key):
         env_state, obs = env.reset(key)
-        learner = ppo.Learner({}, None, None, None)
-        state = ppo.TrainState(learner, env_state, obs, jnp.zeros(32), key, jnp.int32(0))
-        rollout = ppo.rollout(args, env, Stub(value_of_count), state, jax.random.fold_in(key, 1))
+        environments = ppo.Environments(env_state, obs, None)
+        rollout = ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, jax.random.fold_in(key, 1))
         return rollout, ppo.compute_gae(rollout[2], rollout[3], GAMMA, 0.7)
 
     return jax.device_get(on_devices(run)(jax.random.key(0)))
@@ -165,7 +167,7 @@ def test_final_value_is_that_of_the_observation_before_the_reset(counted):
 
 def test_rollout_hands_on_what_it_saw(counted):
     """Observations follow each other in their own dtype, and the sums count the episodes."""
-    (_, obs, t, _, measured, sums), _ = counted
+    (_, obs, t, _, (seen, measured), sums), _ = counted
     assert t.obs.dtype == np.uint32
     done = t.terminated | t.truncated
     following = np.concatenate([t.obs[1:], obs[None]])
@@ -175,6 +177,7 @@ def test_rollout_hands_on_what_it_saw(counted):
     success = (t.terminated & (t.obs[..., 1] % 2 == 0))[done]
     np.testing.assert_allclose(sums, [done.sum(), length.sum(), length.sum(), success.sum()])
     assert measured.logits.shape == (24, 32, 2)
+    np.testing.assert_array_equal(seen, t.obs)
     np.testing.assert_allclose(t.log_prob, np.log(0.5), rtol=1e-6)
 
 
@@ -384,7 +387,7 @@ def random_batch(args, network, size, space):
 @pytest.mark.parametrize("number_of_minibatches", [1, 4])
 def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_minibatches):
     """The global minibatches hold the same transitions, so parameters and metrics agree."""
-    monkeypatch.setattr(jax.random, "permutation", lambda key, size: jnp.arange(size))
+    monkeypatch.setattr(ppo, "random_permutation", lambda key, size: lambda positions: positions)
     size, space = 64, NARROW
     args = replace(ARGS, num_minibatches=number_of_minibatches, minibatch_size=None, update_epochs=2)
     network = ppo.ActorCritic(args, space)
@@ -393,8 +396,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
 
     def run(learner, batch, dist):
         new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        obs, dist = jax.tree.map(lambda x: x[None], (batch.obs, dist))  # [T, N]
-        return new.params, metrics | ppo.measure(args, network, learner, new, obs, dist, batch)
+        return new.params, metrics | ppo.measure(args, network, learner, new, batch.obs, dist)
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(size).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
@@ -422,54 +424,51 @@ def test_target_kl_stops_after_the_epoch_that_exceeds_it():
 
 
 def test_measures_by_hand():
-    """Explained variance, norms and the exact KL over all actions, in NumPy."""
+    """Norms and the exact KL over all actions, in NumPy."""
     args = replace(ARGS, num_envs=6, num_steps=4, minibatch_size=None, num_minibatches=1)
     network = ppo.ActorCritic(args, Discrete((2, 3)))
-    obs = np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)
-    old, new = (jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs[0])) for seed in (0, 1))
+    obs = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    old, new = (jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)) for seed in (0, 1))
     for params, scale in ((old, 30.0), (new, 50.0)):  # the policy head starts at nearly 0
         params["params"]["actor"]["kernel"] *= scale
-    dist = jax.vmap(lambda x: network.apply(old, x)[0])(obs)
-    targets, values = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 5.0])
-    batch = ppo.Batch(None, None, None, jnp.array(values), jnp.array(targets - values), jnp.array(targets))
+    dist = network.apply(old, obs)[0]
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
     def run(obs, dist):
-        return ppo.measure(args, network, *learners, obs, dist, batch)
+        return ppo.measure(args, network, *learners, obs, dist)
 
     def probabilities(params):
-        parts = np.split(np.asarray(network.apply(params, obs.reshape(24, 3))[0].logits, np.float64), [2], axis=-1)
+        parts = np.split(np.asarray(network.apply(params, obs)[0].logits, np.float64), [2], axis=-1)
         return [np.exp(part) / np.exp(part).sum(-1, keepdims=True) for part in parts]
 
-    def exact_kl(rows):
-        pairs = zip(probabilities(old), probabilities(new), strict=True)
-        return sum((p * np.log(p / q)).sum(-1)[rows].mean() for p, q in pairs)
-
+    pairs = zip(probabilities(old), probabilities(new), strict=True)
+    exact_kl = sum((p * np.log(p / q)).sum(-1).mean() for p, q in pairs)
     metrics = on_devices(run)(obs, dist)
-    assert exact_kl(slice(None)) > 0.01
-    np.testing.assert_allclose(metrics["outer/kl"], exact_kl(slice(None)), rtol=1e-3)
-    np.testing.assert_allclose(metrics["outer/ddr"], 24 / exact_kl(slice(None)), rtol=1e-3)
+    assert exact_kl > 0.01
+    np.testing.assert_allclose(metrics["outer/kl"], exact_kl, rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/ddr"], 24 / exact_kl, rtol=1e-3)
     difference = np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, (old, new)), strict=True)])
     np.testing.assert_allclose(metrics["outer/update_norm"], np.linalg.norm(difference), rtol=1e-5)
-    # errors 0, 0, 0, -2: variance 1 - 1/4 = 3/4; targets: variance 5/4
-    np.testing.assert_allclose(metrics["losses/explained_variance"], 1 - 0.75 / 1.25, rtol=1e-5)
     assert metrics["finite"]
-    # behaviour of the first two environments only: the same two environments' observations belong to it
-    some = on_devices(run)(obs, jax.tree.map(lambda x: x[:, :2], dist))
-    first_two = np.arange(24).reshape(4, 6)[:, :2].ravel()
-    np.testing.assert_allclose(some["outer/kl"], exact_kl(first_two), rtol=1e-3)
+
+
+def test_explained_variance_by_hand_over_devices():
+    """Targets 0, 1, 2, 3 predicted as 0, 1, 2, 5: errors of variance 3/4, targets of variance 5/4."""
+    error, target = np.array([0.0, 0.0, 0.0, -2.0], np.float32), np.arange(4, dtype=np.float32)
+    for number in (1, 2):
+        explained = on_devices(explained_variance, number, P("device"))(error, target)
+        np.testing.assert_allclose(explained, 1 - 0.75 / 1.25, rtol=1e-5)
 
 
 def test_a_parameter_that_is_not_finite_is_reported():
     args = ARGS
     network = ppo.ActorCritic(args, Discrete((2,)))
-    obs = jnp.ones((1, 4, 3))
-    params = network.init(jax.random.key(0), obs[0])
+    obs = jnp.ones((4, 3))
+    params = network.init(jax.random.key(0), obs)
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
-    dist = network.apply(params, obs[0])[0]
-    batch = ppo.Batch(None, None, None, jnp.zeros(4), jnp.ones(4), jnp.ones(4))
+    dist = network.apply(params, obs)[0]
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
-    run = lambda new: ppo.measure(args, network, old, new, obs, jax.tree.map(lambda x: x[None], dist), batch)  # noqa: E731
+    run = lambda new: ppo.measure(args, network, old, new, obs, dist)  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
 
 
@@ -489,8 +488,11 @@ def test_the_loss_sees_each_transition_exactly_as_the_behaviour_policy_did(kind)
     assert states[-1].learner.obs_stats.count == 4 * 64 and states[-1].learner.obs_stats.var[2] > 1000
     assert 1 < states[-1].learner.obs_stats.mean[0] < 5
 
-    run = on_devices(lambda state: ppo.rollout(args, training.env, training.network, state, jax.random.key(0)))
-    t = jax.device_get(run(states[-1])[2])
+    def run(learner, environments):
+        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[2]
+
+    chunk = jax.tree.map(lambda x: x[0], states[-1].environments)
+    t = jax.device_get(on_devices(run)(states[-1].learner, chunk))
     stats = states[-1].learner.obs_stats
     normal = np.clip((t.obs - stats.mean) / np.sqrt(stats.var), -10, 10)
     dist = training.network.apply(states[-1].learner.params, jnp.array(normal.reshape(64, 3)))[0]
@@ -531,11 +533,11 @@ def test_seeds_repeat_and_differ(noise):
     (start, first), (_, again) = noise.run(3), noise.run(3)
     same(first, again)
     other_start, other = noise.run(3, jax.random.key(1))
-    seen = np.concatenate([state.obs[:, 1] for state in start])
+    seen = np.concatenate([state.environments.obs[0, :, 1] for state in start])
     assert len(np.unique(seen)) == len(seen)  # each update draws anew
     a, b = start[0], other_start[0]
     assert differ(jax.random.key_data(a.key), jax.random.key_data(b.key))
-    assert (a.obs != b.obs).all() and differ(a.learner.params, b.learner.params)
+    assert (a.environments.obs != b.environments.obs).all() and differ(a.learner.params, b.learner.params)
     assert all(a["losses/policy_loss"] != b["losses/policy_loss"] for a, b in zip(first, other, strict=True))
 
 
@@ -555,11 +557,83 @@ def test_eight_devices_play_different_episodes_and_keep_one_learner():
         assert len(copies) == 8
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
-    for obs in (np.asarray(state.obs) for state in states):
+    for obs in (np.asarray(state.environments.obs[0]) for state in states):
         assert obs.shape == (8, 3) and len(np.unique(obs[:, 1])) == 8
     learner = states[-1].learner
     assert learner.obs_stats.count == learner.return_stats.count == 2 * 64
     assert all(np.isfinite(value) for row in metrics for value in row.values())
+
+
+class Recorded:
+    """ppo.py on Counters; what each minibatch of `num_updates` updates held, in order."""
+
+    def __init__(self, monkeypatch, num_updates, **flags):
+        batches, loss = [], ppo.ppo_loss
+
+        def spy(args, policy, params, batch):
+            jax.debug.callback(lambda batch: batches.append(jax.tree.map(np.asarray, batch)), batch, ordered=True)
+            return loss(args, policy, params, batch)
+
+        monkeypatch.setattr(ppo, "ppo_loss", spy)
+        # Observations and values are of the size of an id, 2^32: what is learned from them does not matter here.
+        args = replace(ARGS, num_envs=16, num_minibatches=8, minibatch_size=None, **flags)
+        training = Training(Counter(ends=(50, 60), limit=70), args)
+        self.states, self.metrics = training.run(num_updates)
+        jax.effects_barrier()
+        self.args, self.training, self.batches = args, training, batches
+        self.obs = np.concatenate([batch.obs for batch in batches])
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_one_epoch_uses_every_transition_of_one_behaviour_policy_exactly_once(monkeypatch, chunks):
+    """Episodes of 50 steps and more: in two updates of 8 steps each of the 16 environments shows its times 0 to 15,
+    once. The stored log-probabilities are those of the parameters before the update, though each minibatch before has
+    moved them."""
+    run = Recorded(monkeypatch, 2, update_epochs=1, num_rollout_chunks=chunks)
+    assert len(run.batches) == 16
+    seen = {tuple(row) for row in run.obs}
+    assert len(seen) == len(run.obs) == 2 * 16 * 8
+    starts = {row[1:] for row in seen if row[0] == 0}
+    assert len(starts) == 16 and seen == {(time, *start) for start in starts for time in range(16)}
+    for update in range(2):
+        params, batches = run.states[update].learner.params, run.batches[8 * update : 8 * (update + 1)]
+        assert differ(params, run.states[update + 1].learner.params)
+        for batch in batches:
+            assert set(batch.obs[:, 0]) <= set(range(8 * update, 8 * (update + 1)))
+            dist, value = run.training.network.apply(params, jnp.array(batch.obs))
+            np.testing.assert_allclose(batch.log_prob, dist.log_prob(jnp.array(batch.action)), atol=1e-5)
+            np.testing.assert_allclose(batch.value, value, rtol=1e-5)
+
+
+def test_a_chunk_has_all_its_epochs_before_the_next_one(monkeypatch):
+    run = Recorded(monkeypatch, 1, update_epochs=3, num_rollout_chunks=4)
+    ids = [{tuple(row) for row in batch.obs[:, 1:]} for batch in run.batches]
+    assert len(ids) == 3 * 8
+    chunks = [set.union(*ids[i : i + 6]) for i in range(0, 24, 6)]  # 3 epochs of 2 minibatches each
+    assert [len(chunk) for chunk in chunks] == [4] * 4 and len(set.union(*chunks)) == 16
+    counts = {row: [tuple(other) for other in run.obs].count(row) for row in {tuple(row) for row in run.obs}}
+    assert set(counts.values()) == {3} and len(counts) == 16 * 8
+
+
+def test_chunks_report_what_one_rollout_reports():
+    """Without learning, on episodes of 5 steps: the same episodes, the same rewards, the same running statistics."""
+    rows = []
+    for chunks in (1, 2, 4):
+        args = replace(
+            ARGS, num_envs=8, num_steps=10, num_minibatches=4, minibatch_size=None, learning_rate=1e-30,
+            num_rollout_chunks=chunks, norm_obs=True, norm_reward=True, num_devices=2, total_timesteps=80 * 4,
+        )  # fmt: skip
+        states, metrics = Training(Counter(ends=(5,), limit=9), args).run(2)
+        environments = states[-1].environments
+        assert environments.obs.shape == (chunks, 8 // chunks, 4) and (environments.obs[..., 0] == 0).all()
+        learner = states[-1].learner
+        assert learner.obs_stats.count == learner.return_stats.count == 160
+        np.testing.assert_allclose(learner.obs_stats.mean[0], 2, rtol=1e-5)  # of the times 0 to 4
+        np.testing.assert_allclose(learner.obs_stats.var[0], 2, rtol=1e-4)
+        rows.append((metrics[-1]["charts/num_episodes"], metrics[-1]["charts/episodic_length"], learner.return_stats))
+    assert rows[0][:2] == (16, 5)
+    for row in rows[1:]:
+        leaves_close(row, rows[0], rtol=1e-4)
 
 
 def test_kl_is_that_of_the_policies_before_and_after_the_update():
@@ -583,10 +657,11 @@ def test_the_sample_for_the_kl_is_bounded(monkeypatch, counted):
 
     def run(key):
         env_state, obs = env.reset(key)
-        state = ppo.TrainState(ppo.Learner({}, None, None, None), env_state, obs, None, key, jnp.int32(0))
-        return ppo.rollout(args, env, Stub(value_of_count), state, key)[4].logits
+        environments = ppo.Environments(env_state, obs, None)
+        return ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, key)[4]
 
-    assert jax.eval_shape(on_devices(run), jax.random.key(0)).shape == (24, 5, 2)
+    seen, measured = jax.eval_shape(on_devices(run), jax.random.key(0))
+    assert seen.shape == (24, 5, 4) and measured.logits.shape == (24, 5, 2)
 
 
 def test_more_minibatches_than_environments():
@@ -596,11 +671,38 @@ def test_more_minibatches_than_environments():
     assert metrics[0]["finite"] and metrics[0]["outer/update_norm"] > 0
 
 
+class Shown(Noise):
+    """As Noise, with observations of 11 booleans."""
+
+    obs_shape, obs_dtype = (11,), np.dtype(bool)
+
+    def _observe(self, key):
+        return jax.random.bernoulli(key, 0.3, (11,))
+
+
+def test_booleans_are_kept_as_bits_and_seen_as_they_were():
+    args = replace(ARGS, minibatch_size=None, num_minibatches=1, update_epochs=1, total_timesteps=64 * 5)
+    training = Training(Shown(Discrete((3,))), args)
+    states, metrics = training.run(3)
+    assert all(abs(row["losses/approx_kl"]) < 1e-7 and row["outer/kl"] > 1e-7 for row in metrics)
+
+    def run(learner, environments):
+        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[2]
+
+    chunk = jax.tree.map(lambda x: x[0], states[-1].environments)
+    t = on_devices(run)(states[-1].learner, chunk)
+    assert t.obs.data.shape == (8, 8, 2) and t.obs.data.dtype == jnp.uint8
+    obs = np.asarray(unpack(t.obs))
+    assert obs.shape == (8, 8, 11) and 0.2 < obs.mean() < 0.4
+    value = training.network.apply(states[-1].learner.params, jnp.array(obs.reshape(64, 11), jnp.float32))[1]
+    np.testing.assert_allclose(t.value.reshape(64), value, rtol=1e-4, atol=1e-6)
+
+
 # Flags
 
 
 def parse(*flags):
-    return ppo.apply_scaling(tyro.cli(ppo.Args, args=["--total-timesteps", str(2**28), *flags]))
+    return apply_scaling(tyro.cli(ppo.Args, args=["--total-timesteps", str(2**28), *flags]))
 
 
 @pytest.mark.parametrize(

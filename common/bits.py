@@ -1,0 +1,31 @@
+"""Booleans, eight to a byte: a rollout of MinAtar's observations in an eighth of the memory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+@struct.dataclass
+class Bits:
+    """Booleans [..., *shape] as uint8 [..., ceil(size / 8)]; a pytree whose one leaf can be indexed and stacked."""
+
+    data: jax.Array
+    shape: tuple[int, ...] = struct.field(pytree_node=False)
+
+
+def pack(x: jax.Array) -> Any:
+    """Booleans [B, *shape] -> Bits; all else stays as it is."""
+    if x.dtype != bool:
+        return x
+    return Bits(jnp.packbits(x.reshape(x.shape[0], -1), axis=-1), x.shape[1:])
+
+
+def unpack(x: Any) -> jax.Array:
+    """The inverse of `pack`."""
+    if not isinstance(x, Bits):
+        return x
+    flat = jnp.unpackbits(x.data, axis=-1, count=int(np.prod(x.shape)))
+    return flat.reshape(*flat.shape[:-1], *x.shape).astype(bool)
