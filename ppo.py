@@ -472,7 +472,9 @@ def train(args: Args) -> Path:
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
     shapes = jax.eval_shape(init, keys)
-    hardware.check_memory(args, env, shapes.learner, shapes.environments)
+    # Floats per transition: log_prob, value, reward, final_value, advantage and target.
+    sizes = {"floats": 6, "activations": 2 * sum(args.hidden_sizes)}
+    hardware.check_memory(args, env, shapes.learner, shapes.environments, **sizes)
     print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:

@@ -59,24 +59,36 @@ def device_bytes(devices: list[jax.Device]) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(args: Any, env: Any, learner: Any, environments: Any, floats: int = 7) -> None:
-    """Prints what a run holds; raises UsageError where the devices have less.
+def estimate_memory(
+    args: Any, env: Any, learner: Any, environments: Any, floats: int, activations: int
+) -> dict[str, int]:
+    """Bytes that an update holds at its largest, over all devices.
 
     learner, environments: pytrees or their shapes, all seeds; floats: numbers kept per transition, beside the
-    observation, the action and two flags.
+    observation, the action and two flags; activations: numbers that the networks keep per observation.
     """
-    devices = jax.devices()[: args.num_devices]
-    obs = math.prod(env.obs_shape) * env.obs_dtype.itemsize
-    parts = {
+    size = math.prod(env.obs_shape)
+    stored = -(-size // 8) if env.obs_dtype == bool else size * env.obs_dtype.itemsize
+    chunk = args.num_seeds * args.num_envs // args.num_rollout_chunks
+    of_all = tree_bytes(environments)
+    return {
         "learner": 4 * tree_bytes(learner),  # with gradients, and old and new
-        "environments": 2 * tree_bytes(environments),  # old and new
-        "rollout": args.num_seeds * args.num_envs * args.num_steps * (obs + 4 * (env.action_dim + floats) + 2),
+        # All of them; of the chunk at work the states before and after a step, and what the networks make of them.
+        "environments": of_all + 2 * of_all // args.num_rollout_chunks + 4 * chunk * (size + activations),
+        "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
     }
-    total, limit = sum(parts.values()), device_bytes(devices)
+
+
+def check_memory(args: Any, env: Any, *sizes: Any, **more: int) -> None:
+    """Prints what a run will hold (see `estimate_memory`); raises UsageError where the devices have less."""
+    devices = jax.devices()[: args.num_devices]
+    parts, limit = estimate_memory(args, env, *sizes, **more), device_bytes(devices)
+    total = sum(parts.values())
     listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
     print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(devices)} {devices[0].platform} device(s)")
     if total > limit:
+        chunks = 2 ** math.ceil(math.log2(args.num_rollout_chunks * parts["rollout"] / max(limit / 2, 1)))
         raise UsageError(
             f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: needs {total / 1e9:.1f} GB of the "
-            f"{limit / 1e9:.1f} GB available; fewer of either, or of --num-seeds, would fit"
+            f"{limit / 1e9:.1f} GB available; --num-rollout-chunks {chunks}, or fewer of either, or of --num-seeds, would fit"
         )
