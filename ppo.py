@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 from common import arguments, checkpoints, envs, evaluation, hardware, runs
 from common.actions import Categorical, Discrete, Gaussian
@@ -117,16 +117,12 @@ class Args(RunArgs):
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
 
-    # --- scale ---
-    num_devices: int | None = None
-    """Devices to train on; by default all."""
-
     def __post_init__(self):
         super().__post_init__()
         arguments.positive(
             self, "num_seeds", "total_timesteps", "num_levels", "num_envs", "num_steps", "update_epochs",
             "base_num_envs", "minibatch_size", "num_minibatches", "learning_rate", "max_grad_norm", "hidden_sizes",
-            "num_devices", "target_kl",
+            "target_kl",
         )  # fmt: skip
         arguments.non_negative(self, "seed", "clip_eps", "vf_coef", "ent_coef")
         arguments.fraction(self, "gamma", "gae_lambda")
@@ -446,13 +442,13 @@ def build(args: Args) -> tuple:
     init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
     step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P()))
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
-    keys = jax.device_put(keys if many else keys[0], NamedSharding(mesh, P()))
+    keys = hardware.replicate(keys if many else keys[0], mesh)
     return args, env, network, init, step, keys
 
 
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
-    hardware.one_device_per_core()
+    hardware.start(args)
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(apply_scaling(runs.open_args(args, __file__)))
     shapes = jax.eval_shape(init, keys)
