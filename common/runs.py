@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,11 +80,18 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     except Diverged as error:
         _exit(f"{script}: {error}", 1)
     except KeyboardInterrupt:
-        _exit(f"{script}: interrupted", 128 + signal.SIGINT)
+        _exit(f"{script}: interrupted", 128 + signal.SIGINT, alone=True)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _exit(traceback.format_exc(), 1, alone=True)
 
 
-def _exit(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
+    """`alone`: the other processes do not know of it. An orderly exit would wait minutes for them, as they for us."""
+    print(message, file=sys.stderr, flush=True)
+    if alone and jax.distributed.is_initialized():
+        os._exit(code)
     raise SystemExit(code)
 
 
@@ -352,10 +360,12 @@ class Run:
         self.should_stop = self._signal is not None
 
     def log_now(self, update: int, compute: Callable[..., dict[str, jax.Array]], *args: Any) -> None:
-        """Writes the metrics compute(*args), an evaluation, as a line of its own; charts/SPS leaves its time out."""
+        """Writes the metrics compute(*args), an evaluation, as a line of its own; charts/SPS leaves its time out. Only
+        the first process computes them: it must be a matter of its own devices."""
         pending, self._pending = self._pending, None
         self._take(pending)
-        self._write(update, jax.device_get(compute(*args)))
+        if self.is_main:
+            self._write(update, jax.device_get(compute(*args)))
         self._clock = time.perf_counter()
 
     def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
