@@ -56,8 +56,7 @@ class RunArgs:
     num_devices: int | None = None
     """Devices to train on; by default all."""
     distributed: bool = False
-    """Train with several processes (one per machine or GPU), started alike; Slurm, Open MPI and GKE are found by
-    themselves."""
+    """Train with several processes, started alike, one per machine or GPU; finds Slurm, Open MPI and GKE by itself."""
     coordinator_address: str | None = None
     """HOST:PORT at which the first process listens, where no cluster is found."""
     num_processes: int | None = None
