@@ -26,15 +26,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
 from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
 from common.shuffle import random_permutation
 
-# The exact KL of an update is measured on at most this many of its transitions.
-KL_SAMPLE = 16384
+KL_SAMPLE = 16384  # at most so many transitions of an update are used to measure its exact KL
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 
@@ -78,6 +77,8 @@ class Args(RunArgs):
     """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
     base_num_envs: int = 2048
     """The number of environments that --scaling starts from."""
+    num_rollout_chunks: int = 1
+    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
     stagger_resets: int = 0
     """Environments play 0 to this many random steps before training, so that they are at different points."""
 
@@ -111,18 +112,12 @@ class Args(RunArgs):
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
 
-    # --- scale ---
-    num_rollout_chunks: int = 1
-    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
-    num_devices: int | None = None
-    """Devices to train on; by default all."""
-
     def __post_init__(self):
         super().__post_init__()
         arguments.positive(
             self, "num_seeds", "total_timesteps", "num_levels", "num_envs", "num_steps", "update_epochs",
             "base_num_envs", "minibatch_size", "num_minibatches", "learning_rate", "max_grad_norm", "hidden_sizes",
-            "num_devices", "num_rollout_chunks", "target_kl",
+            "num_rollout_chunks", "target_kl",
         )  # fmt: skip
         arguments.non_negative(self, "seed", "stagger_resets", "clip_eps", "vf_coef", "ent_coef")
         arguments.fraction(self, "gamma", "gae_lambda")
@@ -462,19 +457,17 @@ def build(args: Args) -> tuple:
     init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
     step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P()))
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
-    keys = jax.device_put(keys if many else keys[0], NamedSharding(mesh, P()))
+    keys = hardware.replicate(keys if many else keys[0], mesh)
     return args, env, network, init, step, keys
 
 
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
-    hardware.one_device_per_core()
+    hardware.start(args)
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
-    shapes = jax.eval_shape(init, keys)
-    # Floats per transition: log_prob, value, reward, final_value, advantage and target.
-    sizes = {"floats": 6, "activations": 2 * sum(args.hidden_sizes)}
-    hardware.check_memory(args, env, shapes.learner, shapes.environments, **sizes)
+    # Floats per transition: log_prob, value, reward, final_value, advantage, target; activations that live together.
+    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=3 * max(args.hidden_sizes))
     print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:

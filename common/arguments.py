@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ class UsageError(ValueError):
     """Bad input: one line that names the flag, the value and what would work."""
 
 
+BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunArgs:
-    """How a run is kept; what it does is in the script."""
+    """How a run is kept, and on what it runs; what it does is in the script."""
 
     checkpoint_every: int = 0
     """Save a checkpoint every so many updates, and always at the end; 0: only at the end and when stopped."""
@@ -50,9 +54,30 @@ class RunArgs:
     wandb_mode: Literal["online", "offline"] = "online"
     """offline needs no account and no network."""
 
+    num_devices: int | None = None
+    """Devices to train on; by default all."""
+    distributed: bool = False
+    """Train with several processes, started alike, one per machine or GPU; finds Slurm, Open MPI and GKE by itself."""
+    coordinator_address: str | None = None
+    """HOST:PORT at which the first process listens, where no cluster is found."""
+    num_processes: int | None = None
+    """How many processes there are, where no cluster is found."""
+    process_id: int | None = None
+    """Which of them this one is, from 0, where no cluster is found."""
+
     def __post_init__(self):
-        positive(self, "log_every")
-        non_negative(self, "eval_every", "num_eval_episodes", "checkpoint_every", "keep_checkpoints")
+        positive(self, "log_every", "num_devices", "num_processes")
+        non_negative(self, "eval_every", "num_eval_episodes", "checkpoint_every", "keep_checkpoints", "process_id")
+        given = [name for name in BY_HAND if getattr(self, name) is not None]
+        if given and not self.distributed:
+            raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs --distributed, too")
+        if given and len(given) < len(BY_HAND):
+            missing = ", ".join(flag(name) for name in BY_HAND if name not in given)
+            raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs {missing}, too")
+        if given:
+            below(self, self.num_processes, "process_id")
+            if not re.fullmatch(r".+:\d+", self.coordinator_address):
+                raise UsageError(f"--coordinator-address {self.coordinator_address}: must be HOST:PORT")
 
 
 def flag(name: str) -> str:

@@ -87,7 +87,7 @@ class VectorEnv:
         """
         inner, obs = jax.vmap(self.suite.reset)(jax.random.split(key, self.num_envs))
         started = self._start(inner), obs
-        age = jnp.arange(self.num_envs) * (stagger + 1) // self.num_envs
+        age = np.arange(self.num_envs) * (stagger + 1) // self.num_envs  # in 64 bits
 
         def step(time: jax.Array, started: tuple) -> tuple:
             action_key, step_key = jax.random.split(jax.random.fold_in(key, time))

@@ -1,27 +1,92 @@
-"""Which devices a run uses, and what it holds in their memory."""
+"""Which processes and devices a run uses, and what it holds in their memory."""
 
 import contextlib
+import dataclasses
+import hashlib
 import math
 import os
+import platform
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from common.arguments import UsageError
 
 
-def one_device_per_core() -> None:
-    """Makes one XLA device of each CPU core; has no effect on accelerators, nor once JAX has started.
+def start(args: Any) -> None:
+    """Makes the CPU devices and, with --distributed, meets the other processes. To be called before anything else of
+    JAX; from then on `jax.devices()` are those of all processes."""
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        # One CPU device runs most of an update on one core; two devices on two cores made 1.8 x the steps per second.
+        with contextlib.suppress(RuntimeError):  # JAX has started already, in a test
+            jax.config.update("jax_num_cpu_devices", _cores(args.distributed))
+    if args.distributed:
+        _meet(args)
 
-    One CPU device runs most of an update on one core; two devices on two cores made 1.8 x the steps per second.
-    """
-    if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
+
+def _cores(distributed: bool) -> int:
+    """The CPU cores for this process. One that was started by hand cannot know that it shares its machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", cores)
+    if not distributed:
+        return cores
+    env = os.environ
+    if "SLURM_CPUS_PER_TASK" in env:
+        return min(cores, int(env["SLURM_CPUS_PER_TASK"]))
+    if cores < os.cpu_count():  # bound to its own cores by the launcher
+        return cores
+    processes = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") or env.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "2" or "2(x3),1"
+    return max(1, cores // int(re.match(r"\d+", processes)[0]))
+
+
+def _meet(args: Any) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(args.coordinator_address, args.num_processes, args.process_id)
+    except ValueError:
+        raise UsageError(
+            "--distributed: neither Slurm nor Open MPI nor GKE is here; give --coordinator-address HOST:PORT, "
+            "--num-processes and --process-id"
+        ) from None
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process tells what all do)
+    numbers = [sum(d.process_index == p for d in jax.devices()) for p in range(jax.process_count())]
+    if len(set(numbers)) > 1:
+        text = ", ".join(map(str, numbers))
+        raise UsageError(f"--distributed: the processes have {text} devices, must be equal (see JAX_NUM_CPU_DEVICES)")
+    # Other flags are another program, and two programs wait for each other forever.
+    flags = repr(dataclasses.replace(args, process_id=None, num_processes=None, coordinator_address=None))
+    if len(set(share(hashlib.sha256(flags.encode()).hexdigest()))) > 1:
+        raise UsageError("--distributed: the processes were started with different flags")
+
+
+def share(text: str) -> list[str]:
+    """What each process says here, in their order; at most 4096 bytes each. All have to call it."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    mine = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    rows = multihost_utils.process_allgather(mine)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(rows)]
+
+
+def together(action: Callable[[], Any]) -> Any:
+    """action() in each process. A UsageError in one is raised in all: the others would wait for it forever."""
+    result, problem = None, ""
+    try:
+        result = action()
+    except UsageError as error:
+        problem = str(error)
+    problems = [text for text in share(problem) if text]
+    if problems:
+        raise UsageError(problems[0])
+    return result
 
 
 def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
@@ -30,6 +95,14 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
     Left to choose, takes the largest number that does; raises UsageError where `wanted` does not.
     """
     devices = jax.devices()
+    if jax.process_count() > 1:
+        text = f"all {len(devices)} devices of the {jax.process_count()} processes are used"
+        if wanted not in (None, len(devices)):
+            raise UsageError(f"--num-devices {wanted}: {text}; give --num-devices {len(devices)}")
+        if any(size % len(devices) for size in sizes):
+            sizes = " and ".join(map(str, sizes))
+            raise UsageError(f"--distributed: {text}, which does not divide --num-envs and --minibatch-size, {sizes}")
+        return devices
     if wanted is None:
         number = next(n for n in range(len(devices), 0, -1) if all(size % n == 0 for size in sizes))
         if number < len(devices):
@@ -43,13 +116,20 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
     return devices[:wanted]
 
 
+def replicate(keys: jax.Array, mesh: Mesh) -> jax.Array:
+    """Random keys, which all processes have made alike, on every device of the mesh."""
+    # By way of their words: JAX puts no typed key on the devices of other processes.
+    words = jax.device_put(np.asarray(jax.random.key_data(keys)), NamedSharding(mesh, PartitionSpec()))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))
+
+
 def tree_bytes(tree: Any) -> int:
     """Bytes of all arrays (or shapes) in a pytree."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def device_bytes(devices: list[jax.Device]) -> int:
-    """Memory that the devices together may use; for CPU devices what the machine has free."""
+    """Memory that these devices of this machine together may use; for CPU devices what the machine has free."""
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * len(devices)
@@ -59,36 +139,51 @@ def device_bytes(devices: list[jax.Device]) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def estimate_memory(
-    args: Any, env: Any, learner: Any, environments: Any, floats: int, activations: int
-) -> dict[str, int]:
-    """Bytes that an update holds at its largest, over all devices.
+def estimate_memory(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> dict[str, int]:
+    """Bytes that an update in so many chunks holds at its largest, over all devices.
 
-    learner, environments: pytrees or their shapes, all seeds; floats: numbers kept per transition, beside the
-    observation, the action and two flags; activations: numbers that the networks keep per observation.
+    state: shapes of the learner and the environments, all seeds; floats: numbers kept per transition, beside the
+    observation, the action and two flags; activations: numbers that the networks hold per environment as it acts.
     """
-    size = math.prod(env.obs_shape)
-    stored = -(-size // 8) if env.obs_dtype == bool else size * env.obs_dtype.itemsize
-    chunk = args.num_seeds * args.num_envs // args.num_rollout_chunks
-    of_all = tree_bytes(environments)
+    size, chunk = math.prod(env.obs_shape), args.num_seeds * args.num_envs // chunks
+    stored = -(-size // 8) if env.obs_dtype.kind == "b" else size * env.obs_dtype.itemsize
+    states = tree_bytes(state.environments)
     return {
-        "learner": 4 * tree_bytes(learner),  # with gradients, and old and new
-        # All of them; of the chunk at work the states before and after a step, and what the networks make of them.
-        "environments": of_all + 2 * of_all // args.num_rollout_chunks + 4 * chunk * (size + activations),
+        "learner": 4 * tree_bytes(state.learner),  # with gradients, and old and new
+        # All of them, and of the chunk at work the states after a step and what the network makes of them.
+        "environments": states + states // chunks + 4 * chunk * (size + activations),
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
     }
 
 
-def check_memory(args: Any, env: Any, *sizes: Any, **more: int) -> None:
-    """Prints what a run will hold (see `estimate_memory`); raises UsageError where the devices have less."""
+def check_memory(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:
+    """Prints what a run will hold, as `estimate_memory` has it; raises UsageError where the devices of a machine have
+    less than their part of it."""
     devices = jax.devices()[: args.num_devices]
-    parts, limit = estimate_memory(args, env, *sizes, **more), device_bytes(devices)
-    total = sum(parts.values())
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    # CPU memory is shared by the processes of one machine.
+    machine = platform.node()
+    sharing = share(machine).count(machine) if here[0].platform == "cpu" else 1
+    limit = device_bytes(here) // sharing
+    parts = estimate_memory(args, env, state, floats, activations, args.num_rollout_chunks)
     listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
-    print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(devices)} {devices[0].platform} device(s)")
-    if total > limit:
-        chunks = 2 ** math.ceil(math.log2(args.num_rollout_chunks * parts["rollout"] / max(limit / 2, 1)))
-        raise UsageError(
-            f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: needs {total / 1e9:.1f} GB of the "
-            f"{limit / 1e9:.1f} GB available; --num-rollout-chunks {chunks}, or fewer of either, or of --num-seeds, would fit"
-        )
+    each = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s){each}")
+
+    def needed(chunks: int) -> int:
+        parts = estimate_memory(args, env, state, floats, activations, chunks)
+        # What is split over devices is split over processes.
+        return parts["learner"] + (parts["environments"] + parts["rollout"]) // jax.process_count()
+
+    def compare() -> None:
+        if needed(args.num_rollout_chunks) > limit:
+            common = math.gcd(args.num_envs // len(devices), args.num_minibatches)
+            fitting = [c for c in range(1, common + 1) if common % c == 0 and needed(c) <= limit]
+            chunks = f"--num-rollout-chunks {fitting[0]} would fit, or " if fitting else ""
+            raise UsageError(
+                f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: needs "
+                f"{needed(args.num_rollout_chunks) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB available{each}; "
+                f"{chunks}fewer of either, or of --num-seeds"
+            )
+
+    together(compare)

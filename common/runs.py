@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,19 +44,15 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from common.arguments import UsageError, flag, read_record, typed
+from common import hardware
+from common.arguments import BY_HAND, UsageError, flag, read_record, typed
 from common.checkpoints import Checkpoints, checkpoint_updates, find_checkpoint, first_line, restore_newest
 from common.tracking import Progress, Tracker, plain, pool, say
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
+LAUNCH = ("distributed", *BY_HAND)  # how the processes of this start find each other
 # What --resume lets one change. With other devices it goes on, but not bit for bit.
-GIVEN_ANEW = (
-    "track",
-    "wandb_project_name",
-    "wandb_entity",
-    "wandb_mode",
-    "num_devices",
-)  # what --resume lets one change
+GIVEN_ANEW = ("track", "wandb_project_name", "wandb_entity", "wandb_mode", "num_devices", *LAUNCH)
 
 
 class Diverged(RuntimeError):
@@ -83,11 +80,18 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     except Diverged as error:
         _exit(f"{script}: {error}", 1)
     except KeyboardInterrupt:
-        _exit(f"{script}: interrupted", 128 + signal.SIGINT)
+        _exit(f"{script}: interrupted", 128 + signal.SIGINT, alone=True)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _exit(traceback.format_exc(), 1, alone=True)
 
 
-def _exit(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
+    """`alone`: the other processes do not know of it. An orderly exit would wait minutes for them, as they for us."""
+    print(message, file=sys.stderr, flush=True)
+    if alone and jax.distributed.is_initialized():
+        os._exit(code)
     raise SystemExit(code)
 
 
@@ -105,6 +109,10 @@ def enable_compilation_cache() -> None:
 
 def open_args(args: Any, script: str) -> Any:
     """With --resume the arguments of that run, else `args`. `script` is the calling script's __file__."""
+    return hardware.together(lambda: _open_args(args, script))
+
+
+def _open_args(args: Any, script: str) -> Any:
     if not args.resume:
         taken = Path(args.runs_dir) / (args.run_name or "")
         if args.run_name and taken.exists():
@@ -132,6 +140,7 @@ def open_args(args: Any, script: str) -> Any:
         advice = f"--init-from {folder} starts a new run with others"
         raise UsageError(f"--resume {folder} with {', '.join(refused)}: a resumed run keeps its own flags; {advice}")
     anew = {name: value for name, value in given.items() if name in GIVEN_ANEW}
+    saved = {name: value for name, value in saved.items() if name not in LAUNCH}
     return kind(**{**saved, **anew, "resume": args.resume})
 
 
@@ -144,21 +153,20 @@ def _new_folder(args: Any, script: str) -> Path:
     elif Path(name).name != name:
         raise UsageError(f"--run-name {name!r}: must be a plain folder name; --runs-dir says where it goes")
     path = Path(args.runs_dir) / name
-    if jax.process_index() == 0:
+
+    def make() -> Path:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path = _make_unique(path, fixed=args.run_name is not None)
-            (path / "checkpoints").mkdir()
+            made = _make_unique(path, fixed=args.run_name is not None)
+            (made / "checkpoints").mkdir()
+            return made
         except OSError as error:
             raise UsageError(
                 f"--runs-dir {args.runs_dir}: cannot make {path} ({error.strerror}); name another"
             ) from None
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
 
-        text = np.frombuffer(str(path).encode().ljust(4096, b"\0"), np.uint8)
-        path = Path(bytes(np.asarray(multihost_utils.broadcast_one_to_all(text))).rstrip(b"\0").decode())
-    return path
+    made = hardware.together(lambda: make() if jax.process_index() == 0 else path)
+    return Path(hardware.share(str(made))[0])
 
 
 def _refuse_taken(path: Path) -> NoReturn:
@@ -248,8 +256,7 @@ class Run:
         self._offset, self._born = 0.0, time.perf_counter()
         self._clock = self._born
         self._shown: dict[str, float] = {}
-        if self.is_main:
-            self._open_record()
+        hardware.together(self._open_record if self.is_main else lambda: None)
 
     def _open_record(self) -> None:
         if self.args.resume:
@@ -334,7 +341,8 @@ class Run:
         if self._tracker is not None:
             self._tracker.close()
         if self.should_stop and self.is_main:
-            command = shlex.join(["python", sys.argv[0], "--resume", str(self.path)])
+            also = ["--distributed"] if jax.process_count() > 1 else []
+            command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
             say(f"stopped after update {self._updates_done}; to go on: {command}")
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
@@ -352,10 +360,12 @@ class Run:
         self.should_stop = self._signal is not None
 
     def log_now(self, update: int, compute: Callable[..., dict[str, jax.Array]], *args: Any) -> None:
-        """Writes the metrics compute(*args), an evaluation, as a line of its own; charts/SPS leaves its time out."""
+        """Writes the metrics compute(*args), an evaluation, as a line of its own; charts/SPS leaves its time out. Only
+        the first process computes them: it must be a matter of its own devices."""
         pending, self._pending = self._pending, None
         self._take(pending)
-        self._write(update, jax.device_get(compute(*args)))
+        if self.is_main:
+            self._write(update, jax.device_get(compute(*args)))
         self._clock = time.perf_counter()
 
     def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
@@ -458,7 +468,8 @@ class Run:
 
     def compile(self, function: Any, *args: Any) -> Any:
         """Compiles a jitted function for these arguments; records how long it took."""
-        say("compiling ...")
+        if self.is_main:
+            say("compiling ...")
         began = time.perf_counter()
         compiled = function.lower(*args).compile()
         self.note("compile_s", round(time.perf_counter() - began, 1))

@@ -58,9 +58,21 @@ def call(monkeypatch, *flags):
         ("--env-id kinetix/locomotoin", ["--env-id kinetix/locomotoin", "kinetix/locomotion"]),
         ("--num-devices 99", ["--num-devices 99", "has 8"]),
         ("--num-devices 3", ["--num-devices 3", "--num-envs"]),
+        ("--num-processes 2", ["--num-processes 2", "needs --distributed"]),
+        ("--distributed --process-id 0", ["--process-id 0", "needs --coordinator-address, --num-processes"]),
+        ("--distributed --coordinator-address a:1 --num-processes 2 --process-id 2", ["--process-id 2", "less than 2"]),
+        ("--distributed --coordinator-address a --num-processes 2 --process-id 1", ["address a: must be HOST:PORT"]),
         ("--network cnn --env-id CartPole-v1", ["--network cnn", "CartPole-v1", "(4,)"]),
         ("--capture-video --env-id Catch-bsuite", ["--capture-video", "Catch-bsuite"]),
-        ("--num-envs 100000000 --total-timesteps 4000000000", ["GB", "--num-envs"]),
+        ("--num-envs 100000000 --total-timesteps 4000000000", ["GB", "--num-envs", "fewer"]),
+        (
+            "--env-id CartPole-v1 --num-envs 4194304 --num-steps 1024 --total-timesteps 4294967296",
+            ["GB", "--num-rollout-chunks", "would fit"],
+        ),
+        ("--num-rollout-chunks 3", ["--num-rollout-chunks 3", "--num-envs 2048", "--num-minibatches 32", "2 or 4"]),
+        ("--num-rollout-chunks 64", ["--num-rollout-chunks 64", "; 32 would"]),
+        ("--num-rollout-chunks 0", ["--num-rollout-chunks 0"]),
+        ("--stagger-resets -1", ["--stagger-resets -1"]),
         ("--resume /nowhere", ["--resume /nowhere"]),
         ("--init-from /nowhere", ["--init-from /nowhere"]),
         ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
@@ -100,7 +112,8 @@ def test_bad_input_in_a_process_of_its_own():
 
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
-    "--num-eval-episodes 0 --checkpoint-every 10 --norm-obs --norm-reward --total-timesteps 3840"
+    "--num-eval-episodes 0 --checkpoint-every 10 --norm-obs --norm-reward --num-rollout-chunks 2 "
+    "--stagger-resets 9 --total-timesteps 3840"
 )
 UPDATES = 120
 

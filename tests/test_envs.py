@@ -1,5 +1,7 @@
 """VectorEnv, the gymnax adapter, evaluation and running statistics, against Python and NumPy."""
 
+from typing import NamedTuple
+
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,10 @@ import numpy as np
 import pytest
 from conftest import Counter, Noise, on_devices
 from jax.sharding import PartitionSpec as P
+from scipy.stats import chisquare, kstest
 
 from common import evaluation
-from common.actions import Box
+from common.actions import Box, Discrete
 from common.envs import VectorEnv, episode_sums, make
 from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
 from common.suites import gymnax as suite
@@ -114,6 +117,34 @@ def test_where_no_episode_ended_the_means_are_nan():
     assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
 
 
+@pytest.mark.parametrize("stagger", [0, 1, 9, 19, 40])
+def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(stagger):
+    """Episodes of 30 steps: who has played 30 has started anew, and who has played more is that much further."""
+    env = VectorEnv(Counter(ends=(30,), limit=99), 20)
+    state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), stagger)
+    played = np.floor(np.arange(20) * (stagger + 1) / 20)
+    np.testing.assert_array_equal(obs[:, 0], played % 30)
+    np.testing.assert_array_equal(state.inner.time, obs[:, 0])
+    np.testing.assert_array_equal(state.length, obs[:, 0])
+    np.testing.assert_array_equal(state.total_reward, obs[:, 0])
+    np.testing.assert_array_equal(state.inner.id, obs[:, 2:])
+    assert all_different(state.inner.id)
+
+
+@pytest.mark.parametrize(
+    "space", [Discrete((2, 3)), Box(np.array([-3, -np.inf], np.float32), np.array([1, np.inf], np.float32))]
+)
+def test_random_actions_fill_their_space(space):
+    actions = np.asarray(space.sample(jax.random.key(0), 3000))
+    assert actions.shape == (3000, 2)
+    if isinstance(space, Discrete):
+        for column, number in zip(actions.T, space.nvec, strict=True):
+            assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
+    else:
+        for column, low, high in zip(actions.T, (-3, -1), (1, 1), strict=True):
+            assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
+
+
 def test_continuous_actions_are_clipped_for_the_environment():
     env = VectorEnv(Noise(Box(np.array([0], np.float32), np.array([0.25], np.float32))), 3)
     state, _ = env.reset(jax.random.key(0))
@@ -182,6 +213,12 @@ def test_running_statistics_still_move_after_a_billion_samples():
     np.testing.assert_allclose(stats.count, count, rtol=1e-6)
 
 
+class Rewarded(NamedTuple):
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
 def test_normalised_rewards_equal_a_numpy_loop():
     rng, gamma, steps, number = np.random.default_rng(0), 0.9, 12, 4
     returns, stats, seen = jnp.zeros(number), initial_stats(()), []
@@ -194,8 +231,9 @@ def test_normalised_rewards_equal_a_numpy_loop():
             seen.append(running.copy())
             running[done[t]] = 0
         expected = np.clip(rewards / np.std(seen), -10, 10)
-        normalised, returns, stats = on_devices(normalise_rewards, 1, (P(), P(), P(), P(), None))(
-            rewards, done, returns, stats, gamma
+        transitions = Rewarded(rewards, done & (running > 0), done & (running <= 0))  # ended in either way
+        normalised, returns, stats = on_devices(normalise_rewards, 1, (P(), P(), P(), None))(
+            transitions, returns, stats, gamma
         )
         np.testing.assert_allclose(normalised, expected, rtol=1e-4)
         np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,158 @@
+"""Two processes with one CPU device each, as on two machines: one run, one policy, stopped and resumed together."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import ppo
+from common import checkpoints, plots, runs
+from common.arguments import typed
+
+ROOT = Path(__file__).parents[1]
+SMALL = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
+    "--norm-obs --norm-reward --num-eval-episodes 2 --checkpoint-every 20 --total-timesteps 1280"
+)
+FLAGS = SMALL.split()
+UPDATES = 40
+TIMEOUT = 100  # seconds for two processes
+# What launchers and the eight fake devices of these tests leave behind.
+FOREIGN = re.compile("SLURM_|OMPI_|KUBERNETES_|JAX_(COORDINATOR|LOCAL|PROCESS)")
+ENV = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)} | {
+    "JAX_NUM_CPU_DEVICES": "1",
+    "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", ""),
+}
+# ppo.py, and what each process has on its own device whenever it saves.
+SCRIPT = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import jax, numpy as np
+import ppo
+from common import checkpoints, runs
+
+save = checkpoints.Checkpoints.save
+
+def save_and_show(self, update, state):
+    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    mine = {{f: [bits(x).addressable_data(0) for x in jax.tree.leaves(getattr(state, f))] for f in state._fields}}
+    arrays = {{f"{{f}}/{{i}}": np.asarray(x) for f, leaves in mine.items() for i, x in enumerate(leaves)}}
+    run = self.folder.parent
+    np.savez(run.with_name(f"{{run.name}}-{{update}}-{{jax.process_index()}}.npz"), **arrays)
+    save(self, update, state)
+
+checkpoints.Checkpoints.save = save_and_show
+runs.main(ppo.train, ppo.Args)
+"""
+
+
+def start(*flags):
+    """Two processes at a free port."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    where = f"--distributed --coordinator-address localhost:{port} --num-processes 2 --process-id"
+    command = [sys.executable, "-c", SCRIPT, *map(str, flags), *where.split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen([*command, str(number)], env=ENV, **pipes) for number in range(2)]
+
+
+def outcome(processes):
+    """-> exit codes, what was said on stdout and on stderr. None of them outlives this."""
+    try:
+        said = [process.communicate(timeout=TIMEOUT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], *zip(*said, strict=True)
+
+
+def state_of(path, at=""):
+    """All that a checkpoint of a run holds, as numbers."""
+    args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"]))
+    _, _, _, init, _, keys = ppo.build(args)
+    state = checkpoints.load(f"{path}{at}", jax.jit(init)(keys))
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+def metrics_of(path):
+    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of two processes from start to end."""
+    folder = tmp_path_factory.mktemp("runs")
+    codes, said, errors = outcome(start(*FLAGS, "--runs-dir", folder, "--run-name", "straight"))
+    assert codes == [0, 0], errors
+    assert "final_return" in said[0] and "memory:" not in said[1] and "final_return" not in said[1]
+    assert f"run: {folder / 'straight'}\n" in errors[0] and errors[1] == ""
+    return folder / "straight"
+
+
+def test_two_processes_make_one_run_and_one_policy(straight):
+    assert [path for path in straight.parent.iterdir() if path.is_dir()] == [straight]
+    names = {"args.json", "metrics.jsonl", "source.py", "summary.json", "curve.png", "checkpoints"}
+    assert {path.name for path in straight.iterdir()} == names
+    lines = plots.read_lines(straight)
+    assert [line["update"] for line in lines] == [*range(1, UPDATES + 1), UPDATES]
+    assert "eval/episodic_return" in lines[-1]
+    record = json.loads((straight / "args.json").read_text())
+    assert record["args"]["num_devices"] == len(record["devices"]) == 2
+    for update in (20, 40):
+        views = [np.load(straight.parent / f"straight-{update}-{process}.npz") for process in range(2)]
+        shared = [name for name in views[0] if name.startswith(("learner", "key", "update"))]
+        assert len(shared) > 20
+        for name in shared:
+            np.testing.assert_array_equal(views[0][name], views[1][name], err_msg=name)
+        assert (views[0]["obs/0"] != views[1]["obs/0"]).any()  # each plays episodes of its own
+
+
+def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straight, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
+    runs.main(ppo.train, ppo.Args)
+    (path,) = tmp_path.iterdir()
+    for update in ("@20", "@40"):
+        jax.tree.map(np.testing.assert_array_equal, state_of(straight, update), state_of(path, update))
+    assert metrics_of(path) == metrics_of(straight)
+
+
+def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
+    path = straight.parent / "stopped"
+    processes = start(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
+    while not (path / "args.json").exists() and processes[1].poll() is None:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    codes, _, errors = outcome(processes)
+    assert codes == [143, 143], errors
+    (stopped,) = checkpoints.checkpoint_updates(path / "checkpoints")
+    assert stopped < UPDATES and f"stopped after update {stopped}; to go on: " in errors[0]
+    assert f"--resume {path} --distributed" in errors[0]
+
+    codes, _, errors = outcome(start("--resume", path))
+    assert codes == [0, 0] and f"resuming after update {stopped} of {UPDATES}" in errors[0], errors
+    jax.tree.map(np.testing.assert_array_equal, state_of(path), state_of(straight))
+    assert metrics_of(path) == metrics_of(straight)
+
+
+def test_bad_input_ends_both(straight):
+    codes, _, errors = outcome(start(*FLAGS, "--runs-dir", straight.parent, "--run-name", "straight"))
+    assert codes == [2, 2] and all(error.count("\n") == 1 and "exists already" in error for error in errors), errors
+
+
+def test_no_cluster_is_answered_in_one_line():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "ppo.py"), "--distributed"], env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert all(flag in done.stderr for flag in ("--coordinator-address", "--num-processes", "--process-id"))
