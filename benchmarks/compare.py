@@ -25,7 +25,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import Results, describe, new_figure, run_worker, save_figure
+from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
 from common.plots import COLOURS
 
 SYSTEMS = {"ours": "ppo.py", "rejax": "rejax 0.1.3"}
@@ -211,7 +211,7 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
             for (system, name), colour, marker in zip(SYSTEMS.items(), COLOURS, "os", strict=False):
                 points = [(row["num_envs"], row[system][key] * factor) for row in mine if key in row[system]]
                 if points:
-                    axis.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=name)
+                    axis.plot(*zip(*points, strict=True), color=colour, marker=marker, label=name)
             for row in mine:
                 ratio, top = row["ratios"].get(key), max((row[s].get(key, 0) for s in SYSTEMS), default=0)
                 missing = [name.split()[0] for system, name in SYSTEMS.items() if "problem" in row[system]]
@@ -219,9 +219,8 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
                 if top:
                     where = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center"}
                     axis.annotate(text, (row["num_envs"], top * factor), fontsize=8, **where)
-            axis.margins(x=0.12, y=0.2)
             axis.set(title=f"{env_id}: {title}", xlabel="environments in parallel", ylabel=label)
-            axis.set_xscale("log", base=2)
+            finish_axis(axis, sorted({row["num_envs"] for row in mine}), log=key == "peak_bytes")
     notes = "×: ppo.py / rejax, median over repetitions"
     save_figure(figure, path, f"{notes}. {caption}")
 
@@ -232,6 +231,8 @@ def main(args: Args) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on from here")
     finally:
         results.summary = rows = summarise(results)
         if rows:

@@ -18,7 +18,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measure import Results, describe, new_figure, run_worker, save_figure
+from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
 from common.plots import COLOURS
 
 QUANTITIES = {
@@ -27,6 +27,8 @@ QUANTITIES = {
     "seconds": ("time of an update", "seconds per update", 1),
     "compile_s": ("compile time", "time to compile one update (s)", 1),
 }
+
+LOGARITHMIC = ("peak_bytes", "seconds")
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def measure_all(args: Args, results: Results) -> None:
             results.add(setting, result)
         devices = result.get("num_devices") or setting["num_devices"] or "all"
         print(
-            f"[{number}/{len(settings)}] {setting['env_id']}, {setting['num_envs']:,} environments, {devices} devices: "
-            f"{describe(result)}",
+            f"[{number}/{len(settings)}] {setting['env_id']}, {setting['num_envs']:,} environments, "
+            f"devices: {devices}; {describe(result)}",
             flush=True,
         )
 
@@ -151,14 +153,10 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
             for (name, group), colour, marker in zip(groups.items(), COLOURS, "os^vDPX*", strict=False):
                 x, y = [row[over] for row in group], [row[key] * factor for row in group]
                 axis.plot(x, y, color=colour, marker=marker, label=name)
-            counts = sorted({f"{row['num_envs']:,}" for row in half})
-            xlabel = "environments in parallel" if over == "num_envs" else f"devices ({', '.join(counts)} environments)"
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
+            counts = ", ".join(f"{number:,}" for number in sorted({row["num_envs"] for row in half}))
+            xlabel = "environments in parallel" if over == "num_envs" else f"devices ({counts} environments)"
             axis.set(title=title, xlabel=xlabel, ylabel=label)
-            if over == "num_devices":
-                ticks = sorted({row[over] for row in half if "problem" not in row})
-                axis.set_xticks(ticks, map(str, ticks))
+            finish_axis(axis, sorted({row[over] for row in half if "problem" not in row}), key in LOGARITHMIC)
     save_figure(figure, path, caption)
 
 
@@ -168,6 +166,8 @@ def main(args: Args) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on from here")
     finally:
         rows = make_rows(results)
         if rows:
