@@ -65,7 +65,7 @@ class Args:
     rejax_python: Path | None = None
     """Python of an environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
     rejax_devices: int = 1
-    """Devices over which rejax's environments are spread, of CPU cores as many are made; 1 is how rejax comes."""
+    """Devices that rejax's environments are spread over (on a CPU as many are made); 1 is how rejax comes."""
     out: Path = Path("results/compare")
     """Results go to <out>.json, <out>.md, <out>.png; what is there from this commit already is not measured again."""
     again: bool = False
@@ -177,13 +177,24 @@ def summarise(results: Results) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["env_id"], row["num_envs"], row["num_minibatches"], row["num_steps"]))
 
 
+def list_problems(rows: list[dict[str, Any]]) -> list[str]:
+    """What could not be measured, and why."""
+    return [
+        f"{row['env_id']}, {row['num_envs']} × {row['num_minibatches']} × {row['num_steps']}: {name} {problem}"
+        for row in rows
+        for system, name in SYSTEMS.items()
+        if (problem := row[system].get("problem"))
+    ]
+
+
 def make_table(rows: list[dict[str, Any]], caption: str) -> str:
     columns = [f"{text} {unit}" for text, unit in (("steps/s", ""), ("memory", "(MB)"), ("compile", "(s)"))]
     heads = [f"{column.strip()}: {name}" for column in columns for name in ("ppo.py", "rejax", "ratio")]
     lines = ["| environment | environments × minibatches × steps | " + " | ".join(heads) + " |", "|---" * 11 + "|"]
-    problems = []
+    problems = [f"- {line}" for line in list_problems(rows)]
     for row in rows:
         work = f"{row['num_envs']} × {row['num_minibatches']} × {row['num_steps']}"
+        work += f" (rejax on {row['rejax_devices']} devices)" if "rejax_devices" in row else ""
         cells = []
         for key, (_, _, factor) in QUANTITIES.items():
             for system in SYSTEMS:
@@ -193,8 +204,6 @@ def make_table(rows: list[dict[str, Any]], caption: str) -> str:
             ratio = row["ratios"].get(key)
             cells.append(f"**{ratio['median']:.2f}** ({ratio['min']:.2f}–{ratio['max']:.2f})" if ratio else "—")
         lines.append(f"| {row['env_id']} | {work} | " + " | ".join(cells) + " |")
-        found = {name: row[system].get("problem") for system, name in SYSTEMS.items()}
-        problems += [f"- {row['env_id']}, {work}: {name} {text}" for name, text in found.items() if text]
     text = (
         "Medians over the repetitions; ratio: ppo.py / rejax within a repetition, median (least–greatest). "
         f"Memory: the process's peak above what its imports hold. {caption}."
@@ -221,8 +230,8 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
                     axis.annotate(text, (row["num_envs"], top * factor), fontsize=8, **where)
             axis.set(title=f"{env_id}: {title}", xlabel="environments in parallel", ylabel=label)
             finish_axis(axis, sorted({row["num_envs"] for row in mine}), log=key == "peak_bytes")
-    notes = "×: ppo.py / rejax, median over repetitions"
-    save_figure(figure, path, f"{notes}. {caption}")
+    notes = [*list_problems(rows), f"×: ppo.py / rejax, median over repetitions. {caption}"]
+    save_figure(figure, path, "\n".join(notes))
 
 
 def main(args: Args) -> None:

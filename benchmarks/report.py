@@ -51,7 +51,11 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def git(*command: str) -> str:
-    done = subprocess.run(["git", "-C", str(measure.ROOT), *command], capture_output=True, text=True)
+    """What git says; nothing where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(measure.ROOT), *command], capture_output=True, text=True)
+    except OSError:
+        return ""
     return done.stdout.strip()
 
 
@@ -72,8 +76,9 @@ class Results:
     def __init__(self, out: Path, again: bool):
         self.path = out.with_name(out.name + ".json")
         self.again = again
-        # Only what is measured: a new table or text in the repository does not make a result outdated.
-        self.commit = git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", "--", "*.py") else "")
+        self.commit = git("rev-parse", "HEAD") or "unknown"
+        # Only of the code: a new table or text in the repository makes no result outdated.
+        self.commit += " with changes" if git("status", "--porcelain", "--", "*.py") else ""
         self.points: list[dict[str, Any]] = []
         self.hardware = machine()
         self.summary: list[dict[str, Any]] = []
@@ -120,7 +125,7 @@ class Results:
         jax = " and ".join(dict.fromkeys(p["versions"]["jax"] for p in points if "versions" in p))
         where = f"{self.hardware['cpu']}, {self.hardware['cores']} cores, {self.hardware['memory_gb']} GB"
         where = f"{devices} ({where})" if devices else where
-        return f"{where}; JAX {jax or '?'}; commit {self.commit[:7]}{self.commit[40:]}; {now()[:10]}"
+        return f"{where}; JAX {jax or '?'}; commit {self.commit[:7] + self.commit[40:]}; {now()[:10]}"
 
 
 def now() -> str:
@@ -142,7 +147,7 @@ def new_figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
 
 def finish_axis(axis: Any, ticks: list[int], log: bool) -> None:
     """Plain numbers on both axes: `ticks` below; on the left whole decades (`log`), or everything from 0."""
-    from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30 if max(ticks) > 100 else 0)
@@ -154,8 +159,8 @@ def finish_axis(axis: Any, ticks: list[int], log: bool) -> None:
         axis.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axis.yaxis.set_minor_formatter(NullFormatter())
     else:
-        axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_ylim(0, 1.12 * axis.get_ylim()[1])  # room for remarks above the points
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
 
 
 def save_figure(figure: Any, path: Path, caption: str) -> None:
