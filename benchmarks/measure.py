@@ -1,0 +1,152 @@
+"""One measurement, in a process of its own; compare.py and scaling.py start it. Needs JAX and what it measures only.
+
+    python benchmarks/measure.py '{"system": "ours", "args": {"num_envs": 64}, "updates": 5}'
+
+Speed: environment steps of training (acting and learning) per second, from the median time of an update, each waited
+for; the first one is left out where there are three or more. Memory on a CPU: the process's peak less what it held
+after its imports. What compiling takes, some 300 MB, hides a small program there; `program_bytes` is XLA's own figure.
+On an accelerator: the allocator's peak, all devices together. Compile time: tracing and compiling one update, uncached.
+"""
+
+import json
+import os
+import platform
+import re
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "rejax")
+# Of the free memory; XLA's figure leaves out what the process needs for itself.
+USABLE = 0.95
+OF_ENVIRONMENTS = ("env_state", "last_obs", "last_done")  # in rejax's state
+
+
+def proc_bytes(path: str, name: str) -> int | None:
+    """A line such as `VmRSS:   1234 kB` of a file in /proc; None where there is no such file."""
+    try:
+        return int(re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text())[1]) * 1024
+    except (OSError, TypeError):
+        return None
+
+
+def peak_bytes() -> int:
+    # Not ru_maxrss where VmHWM is known: Linux hands the parent's peak down to a new process in ru_maxrss.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return proc_bytes("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def load_ours(spec: dict[str, Any]) -> Callable[[], tuple]:
+    sys.path.insert(0, str(ROOT))
+    import jax
+
+    import ppo
+    from common import hardware
+
+    unknown = spec["args"].keys() - ppo.Args.__dataclass_fields__.keys()
+    if unknown:
+        sys.exit(f"ppo.py has no {', '.join('--' + name.replace('_', '-') for name in sorted(unknown))}")
+    args = ppo.Args(**{name: tuple(v) if isinstance(v, list) else v for name, v in spec["args"].items()})
+    if hasattr(hardware, "start"):
+        hardware.start(args)
+    else:
+        hardware.one_device_per_core()
+    # ppo.py imports it only when it makes an environment, rejax at once. It starts JAX: the line above comes first.
+    import gymnax  # noqa: F401
+
+    def build() -> tuple:
+        built, _, _, init, step, keys = ppo.build(args)
+        return step, jax.jit(init)(keys), built.batch_size, built.num_devices
+
+    return build
+
+
+def load_rejax(spec: dict[str, Any]) -> Callable[[], tuple]:
+    from functools import partial
+
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from rejax import PPO
+
+    def build() -> tuple:
+        algorithm = PPO.create(**spec["args"])
+        state = jax.jit(algorithm.init_state)(jax.random.PRNGKey(0))
+        devices, keep = jax.devices()[: spec["devices"]], lambda state: state
+        if len(devices) > 1:
+            # rejax leaves devices to its user; XLA then divides the program as the environments are divided.
+            mesh = Mesh(np.array(devices), ("device",))
+            split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("device",), ()))
+            layout = jax.tree.map(lambda _: whole, state).replace(
+                **{name: jax.tree.map(lambda _: split, getattr(state, name)) for name in OF_ENVIRONMENTS}
+            )
+            state = jax.device_put(state, layout)
+            keep = partial(jax.lax.with_sharding_constraint, shardings=layout)
+        batch_size = spec["args"]["num_envs"] * spec["args"]["num_steps"]
+        # What algorithm.train does between two evaluations, once.
+        return lambda state: (keep(algorithm.train_iteration(state)), {}), state, batch_size, len(devices)
+
+    return build
+
+
+def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    build = {"ours": load_ours, "rejax": load_rejax}[spec["system"]](spec)
+    bare = proc_bytes("/proc/self/status", "VmRSS") or peak_bytes()
+    free = proc_bytes("/proc/meminfo", "MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import jax
+
+    step, state, batch_size, num_devices = build()
+    devices = jax.devices()[:num_devices]
+    on_cpu = devices[0].platform == "cpu"
+    began = time.perf_counter()
+    compiled = jax.jit(step, donate_argnums=0).lower(state).compile()
+    compile_s = time.perf_counter() - began
+    sizes = compiled.memory_analysis()
+    program = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
+    program = (program + sizes.output_size_in_bytes - sizes.alias_size_in_bytes) * num_devices
+    result = {
+        "compile_s": compile_s,
+        "program_bytes": program,
+        "num_devices": num_devices,
+        "device": platform.machine() + " CPU" if on_cpu else devices[0].device_kind,
+        "versions": versions(),
+    }
+    if not on_cpu:
+        free = devices[0].memory_stats()["bytes_limit"] * num_devices
+    if program > USABLE * free:
+        return result | {"problem": f"does not fit: needs {program / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"}
+    seconds, wanted = [], spec.get("updates")
+    while len(seconds) < (wanted or 2) or (wanted is None and sum(seconds) < spec["seconds"]):
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled(state))
+        seconds.append(time.perf_counter() - began)
+    counted = seconds[1:] if len(seconds) > 2 else seconds
+    median = statistics.median(counted)
+    peak = peak_bytes() - bare if on_cpu else sum(d.memory_stats()["peak_bytes_in_use"] for d in devices)
+    return result | {
+        "steps_per_second": batch_size / median,
+        "update_s": {"median": median, "min": min(counted), "max": max(counted), "first": seconds[0]},
+        "updates": len(seconds),
+        "peak_bytes": peak,
+        "bare_bytes": bare,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -1,0 +1,181 @@
+"""How ppo.py's speed, memory, update time and compile time grow with environments and with devices.
+
+    python benchmarks/scaling.py                                     # 2^6 to 2^20 environments, 1 to 8 devices
+    python benchmarks/scaling.py --num-envs 64 1024 --num-devices 1 2 --devices-num-envs 1024
+
+Each point is measured in a process of its own; measure.py says how. Minibatches keep their size, the recipe of ppo.py:
+with more environments there are more of them. On a CPU as many devices are made as asked for; beyond the number of
+cores they only show what dividing the work costs.
+"""
+
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
+from common.plots import COLOURS
+
+QUANTITIES = {
+    "steps_per_second": ("training speed", "environment steps per second", 1),
+    "peak_bytes": ("peak memory", "peak memory above imports (MB)", 1e-6),
+    "seconds": ("time of an update", "seconds per update", 1),
+    "compile_s": ("compile time", "time to compile one update (s)", 1),
+}
+
+LOGARITHMIC = ("peak_bytes", "seconds")
+
+
+@dataclass(frozen=True)
+class Args:
+    env_ids: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
+    """Environments, as for ppo.py."""
+    num_envs: tuple[int, ...] = tuple(2**n for n in range(6, 21, 2))
+    """Numbers of environments, each on all devices (on a CPU: one per core)."""
+    num_devices: tuple[int, ...] = (1, 2, 4, 8)
+    """Numbers of devices, each with --devices-num-envs environments."""
+    devices_num_envs: int = 16384
+    """Environments, over all devices, of the points that vary the devices."""
+    num_steps: int = 16
+    """Steps per environment and update."""
+    minibatch_size: int = 2048
+    """Transitions per minibatch; where it does not divide those of an update, the next smaller number that does."""
+    rollout_chunks: int | None = None
+    """ppo.py's --num-rollout-chunks."""
+    updates: int | None = None
+    """Updates per measurement; by default as many as fill --seconds, and at least 2."""
+    seconds: float = 10.0
+    """Least time that updates are measured for."""
+    timeout: float = 1800.0
+    """Seconds after which a measurement is given up."""
+    out: Path = Path("results/scaling")
+    """Results go to <out>.json, <out>.md, <out>.png; what is there from this commit already is not measured again."""
+    again: bool = False
+    """Measure everything again."""
+
+
+def make_settings(args: Args) -> list[dict[str, Any]]:
+    """All points, small ones first."""
+    points = [(num_envs, None) for num_envs in args.num_envs]
+    points += [(args.devices_num_envs, number) for number in args.num_devices]
+    length = f"{args.updates} updates" if args.updates else f"{args.seconds:g} s"
+    settings = []
+    for num_envs, num_devices in points:
+        total = num_envs * args.num_steps
+        minibatch_size = next(size for size in range(args.minibatch_size, 0, -1) if total % size == 0)
+        for env_id in args.env_ids:
+            settings.append(
+                {
+                    "env_id": env_id,
+                    "num_envs": num_envs,
+                    "num_steps": args.num_steps,
+                    "minibatch_size": minibatch_size,
+                    "num_rollout_chunks": args.rollout_chunks,
+                    "num_devices": num_devices,
+                    "length": length,
+                }
+            )
+    return settings
+
+
+def make_spec(args: Args, setting: dict[str, Any]) -> dict[str, Any]:
+    """What measure.py is to do."""
+    its = {name: value for name, value in setting.items() if value is not None and name != "length"}
+    its["total_timesteps"] = 10**4 * setting["num_envs"] * setting["num_steps"]  # no end within the measurement
+    return {"system": "ours", "args": its, "updates": args.updates, "seconds": args.seconds}
+
+
+def measure_all(args: Args, results: Results) -> None:
+    settings = make_settings(args)
+    for number, setting in enumerate(settings, 1):
+        result = results.get(setting)
+        if result is None:
+            result = run_worker(make_spec(args, setting), args.timeout, num_cpu_devices=setting["num_devices"])
+            results.add(setting, result)
+        devices = result.get("num_devices") or setting["num_devices"] or "all"
+        print(
+            f"[{number}/{len(settings)}] {setting['env_id']}, {setting['num_envs']:,} environments, "
+            f"devices: {devices}; {describe(result)}",
+            flush=True,
+        )
+
+
+def make_rows(results: Results) -> list[dict[str, Any]]:
+    """The points of this commit, sorted; `wanted_devices` is None where all were used."""
+    rows = []
+    for point in results.points:
+        if point["commit"] == results.commit:
+            setting, result = point["setting"], point["result"]
+            row = {**setting, "wanted_devices": setting["num_devices"], **result}
+            rows.append(row | {"seconds": result.get("update_s", {}).get("median")})
+    return sorted(rows, key=lambda r: (r["wanted_devices"] or 0, r["env_id"], r["num_envs"], r["num_steps"]))
+
+
+def make_table(rows: list[dict[str, Any]], caption: str) -> str:
+    heads = ("environment", "environments", "steps", "minibatch", "devices")
+    heads += ("steps/s", "memory (MB)", "update (s)", "compile (s)")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    formats = {"steps_per_second": ",.0f", "peak_bytes": ",.0f", "seconds": ".3f", "compile_s": ".1f"}
+    for row in rows:
+        chunks = f" ({row['num_rollout_chunks']} chunks)" if row["num_rollout_chunks"] else ""
+        devices = row.get("num_devices") or "all"
+        work = (row["env_id"], f"{row['num_envs']:,}", f"{row['num_steps']}{chunks}", row["minibatch_size"], devices)
+        values = [
+            format(row[key] * factor, formats[key]) if row.get(key) is not None else "—"
+            for key, (_, _, factor) in QUANTITIES.items()
+        ]
+        values[0] = row.get("problem", values[0])
+        lines.append("| " + " | ".join(map(str, (*work, *values))) + " |")
+    return "\n".join([*lines, "", f"Memory: the process's peak above what its imports hold. {caption}.", ""])
+
+
+def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
+    """Above: against environments, on all devices; below: against devices."""
+    halves = [[r for r in rows if r["wanted_devices"] is None], [r for r in rows if r["wanted_devices"]]]
+    halves = [half for half in halves if any("problem" not in row for row in half)]
+    if not halves:
+        return
+    figure, axes = new_figure(len(halves), len(QUANTITIES), "ppo.py: training against environments and devices")
+    for line, half in zip(axes, halves, strict=True):
+        over = "num_devices" if half[0]["wanted_devices"] else "num_envs"
+        varying = ("num_steps", "num_rollout_chunks", "length") + (("num_envs",) if over == "num_devices" else ())
+        varying = [name for name in varying if over == name or len({str(row[name]) for row in half}) > 1]
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in half:
+            label = ", ".join([row["env_id"], *(f"{name} {row[name]}" for name in varying)])
+            groups.setdefault(label, []).extend([row] if "problem" not in row else [])
+        for axis, (key, (title, label, factor)) in zip(line, QUANTITIES.items(), strict=True):
+            for (name, group), colour, marker in zip(groups.items(), COLOURS, "os^vDPX*", strict=False):
+                x, y = [row[over] for row in group], [row[key] * factor for row in group]
+                axis.plot(x, y, color=colour, marker=marker, label=name)
+            counts = ", ".join(f"{number:,}" for number in sorted({row["num_envs"] for row in half}))
+            xlabel = "environments in parallel" if over == "num_envs" else f"devices ({counts} environments)"
+            axis.set(title=title, xlabel=xlabel, ylabel=label)
+            finish_axis(axis, sorted({row[over] for row in half if "problem" not in row}), key in LOGARITHMIC)
+    save_figure(figure, path, caption)
+
+
+def main(args: Args) -> None:
+    results = Results(args.out, args.again)
+    # So that a terminated benchmark, too, ends its worker and writes its table.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        measure_all(args, results)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on from here")
+    finally:
+        rows = make_rows(results)
+        if rows:
+            table = make_table(rows, results.caption())
+            args.out.with_name(args.out.name + ".md").write_text(table)
+            draw(rows, results.caption(), args.out.with_name(args.out.name + ".png"))
+            print(f"\n{table}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
