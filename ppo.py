@@ -278,17 +278,17 @@ def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, ga
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
     t = transitions
-    next_value = jnp.concatenate([t.value[1:], last_value[None]])
-    next_value = jnp.where(t.truncated, t.final_value, next_value)
-    deltas = t.reward + gamma * (1 - t.terminated) * next_value - t.value
-    decays = gamma * gae_lambda * (1 - (t.terminated | t.truncated))
 
-    def step(advantage: jax.Array, inputs: tuple) -> tuple:
-        delta, decay = inputs
-        advantage = delta + decay * advantage
-        return advantage, advantage
+    def step(carry: tuple, inputs: tuple) -> tuple:
+        advantage, next_value = carry
+        reward, value, terminated, truncated, final_value = inputs
+        next_value = jnp.where(truncated, final_value, next_value)
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        advantage = delta + gamma * gae_lambda * (1 - (terminated | truncated)) * advantage
+        return (advantage, value), advantage
 
-    return jax.lax.scan(step, jnp.zeros_like(last_value), (deltas, decays), reverse=True)[1]
+    inputs = (t.reward, t.value, t.terminated, t.truncated, t.final_value)
+    return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
 def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -53,10 +53,7 @@ def load_ours(spec: dict[str, Any]) -> Callable[[], tuple]:
     if unknown:
         sys.exit(f"ppo.py has no {', '.join('--' + name.replace('_', '-') for name in sorted(unknown))}")
     args = ppo.Args(**{name: tuple(v) if isinstance(v, list) else v for name, v in spec["args"].items()})
-    if hasattr(hardware, "start"):
-        hardware.start(args)
-    else:
-        hardware.one_device_per_core()
+    hardware.start(args)
     # ppo.py imports it only when it makes an environment, rejax at once. It starts JAX: the line above comes first.
     import gymnax  # noqa: F401
 
@@ -107,6 +104,10 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     compiled = jax.jit(step, donate_argnums=0).lower(state).compile()
     compile_s = time.perf_counter() - began
+    if spec["system"] == "ours":
+        from common import hardware
+
+        hardware.give_back_memory()  # as a run of ppo.py does
     sizes = compiled.memory_analysis()
     program = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
     program = (program + sizes.output_size_in_bytes - sizes.alias_size_in_bytes) * num_devices

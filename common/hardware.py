@@ -1,6 +1,7 @@
 """Which processes and devices a run uses, and what it holds in their memory."""
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import math
@@ -154,6 +155,12 @@ def estimate_memory(args: Any, env: Any, state: Any, floats: int, activations: i
         "environments": states + states // chunks + 4 * chunk * (size + activations),
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
     }
+
+
+def give_back_memory() -> None:
+    """Returns to the system what compiling has left with glibc, 230 MB after ppo.py's update."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_memory(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:

@@ -472,6 +472,7 @@ class Run:
             say("compiling ...")
         began = time.perf_counter()
         compiled = function.lower(*args).compile()
+        hardware.give_back_memory()
         self.note("compile_s", round(time.perf_counter() - began, 1))
         return compiled
 
