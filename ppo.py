@@ -1,16 +1,15 @@
 """Proximal Policy Optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) for many parallel environments.
 
     python ppo.py                                                  # Breakout-MinAtar, 2048 environments
-    python ppo.py --num-envs 65536 --num-minibatches 1024          # 32 x the environments, the same minibatches
+    python ppo.py --num-envs 65536 --total-timesteps 500000000     # 32 x the environments, minibatches as they were
 
 The outer loop collects `num_envs * num_steps` transitions with the behaviour policy; the inner loop takes
 `update_epochs * num_minibatches` Adam steps on them. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) read the
 outer loop as stochastic optimisation: its step size is how far the policy moves per update (`outer/kl`; set by
 --clip-eps and --update-epochs), its noise falls with the transitions per update. A step too large for the noise is a
-plateau: the return stands still while `outer/kl` stays large. (With a tiny `outer/kl` look at exploration and critic.)
-Their cure is the default here: with more environments, minibatch size and learning rate stay, and minibatches get more.
-docs/ppo.md explains every logged key, the implementation details with their sources, and measured results: CartPole-v1
-495 ± 9 after 1M steps, Pendulum-v1 -190 ± 37 after 3M (mean and 95 % CI of 5 seeds, two CPU cores).
+plateau: the return stands still while `outer/kl` stays large. Their cure is the default here: with more environments,
+minibatch size and learning rate stay, and minibatches get more. docs/ppo.md explains all logged keys and details.
+CartPole-v1 CARTPOLE after 1M steps, Pendulum-v1 PENDULUM after 3M (mean and 95 % CI of 5 seeds, two CPU cores).
 """
 
 import os
@@ -33,7 +32,7 @@ from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
 from common.shuffle import random_permutation
 
-KL_SAMPLE = 16384  # at most so many transitions of an update are used to measure its exact KL
+KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 
@@ -62,7 +61,7 @@ class Args(RunArgs):
     num_envs: int = 2048
     """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
     num_steps: int = 32
-    """K: steps per environment and update."""
+    """K, in shapes T: steps per environment and update."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95
@@ -134,6 +133,8 @@ class Args(RunArgs):
         return self.total_timesteps // self.batch_size
 
 
+# From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
 class Encoder(nn.Module):
     """Observations [B, ...] -> features [B, hidden_sizes[-1]]."""
 
@@ -206,7 +207,7 @@ class Transition(NamedTuple):
     """A chunk's rollout as collected, [T, N / C, ...]."""
 
     obs: Any  # booleans packed into bits
-    action: jax.Array  # [T, N, D]
+    action: jax.Array  # [T, N / C, D]
     log_prob: jax.Array
     value: jax.Array
     reward: jax.Array
@@ -227,7 +228,7 @@ class Batch(NamedTuple):
 
 
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any) -> tuple:
-    """Observations [B, ...] -> action distribution, values [B]."""
+    """Observations [B, ...] or their bits -> action distribution, values [B]."""
     obs = bits.unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs)
 
@@ -242,8 +243,8 @@ def rollout(
 ) -> tuple:
     """num_steps steps of a chunk of environments with the behaviour policy.
 
-    -> state, obs, transitions [T, N / C], last value [N / C], sample (observations and action distributions of the
-    first n environments [T, n, ...], for the exact KL), sums [4] over the episodes that ended.
+    -> state, obs, transitions [T, N / C], last value [N / C], sample (observations and action distributions of n
+    environments [T, n, ...], for the exact KL), sums [4] over the episodes that ended.
     """
     policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
     num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
@@ -262,7 +263,8 @@ def rollout(
         transition = Transition(
             seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        sample = jax.tree.map(lambda x: x[:num_measured], (seen, dist))
+        # Spread over the environments: neighbours may be equally far in their episodes (--stagger-resets).
+        sample = jax.tree.map(lambda x: x[:: env.num_envs // num_measured][:num_measured], (seen, dist))
         return (env_state, out.obs), (transition, sample, envs.episode_sums(out.episode))
 
     (env_state, obs), (transitions, sample, sums) = jax.lax.scan(
@@ -364,14 +366,14 @@ def optimise(
     return learner._replace(params=params, opt_state=opt_state), metrics
 
 
-def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, behaviour: Any) -> dict:
+def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, old_dist: Any) -> dict:
     """How far the update moved, on a sample of its observations and their action distributions before it, [n, ...]."""
     dist, _ = forward(args, network, old.obs_stats, new.params, obs)
-    kl = jax.lax.pmean(behaviour.kl(dist).mean(), "device")
+    kl = jax.lax.pmean(old_dist.kl(dist).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
-        "outer/ddr": args.batch_size / kl,
+        "outer/ddr": float(args.batch_size) / kl,  # as an integer it need not fit into 32 bits
         "outer/update_norm": update_norm,
         "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
     }
@@ -381,7 +383,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     """One step of the outer loop, on this device's share of the environments. -> state, metrics.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
-    the minibatches in each epoch. With one epoch only the order of the minibatches depends on --num-rollout-chunks.
+    the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
     """
     behaviour = state.learner
     next_key, key = jax.random.split(state.key)
@@ -396,8 +398,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         env_state, obs, t, last_value, sample, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         returns = chunk.discounted_return
         if args.norm_reward:
-            stats = learner.return_stats
-            rewards, returns, stats = statistics.normalise_rewards(t, returns, stats, args.gamma)
+            rewards, returns, stats = statistics.normalise_rewards(t, returns, learner.return_stats, args.gamma)
             t, learner = t._replace(reward=rewards), learner._replace(return_stats=stats)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
@@ -406,6 +407,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
         chunk = Environments(env_state, obs, returns)
+        # In the carry, written in place: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[number].set(new), environments, chunk)
         return (learner, obs_stats, environments), (metrics, sample, sums)
 
@@ -425,12 +427,9 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     """A fresh network, and an episode begun in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
     env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
-
-    def one_chunk(key: jax.Array) -> Environments:
-        return Environments(*env.reset(key, args.stagger_resets), jnp.zeros(env.num_envs))
-
-    environments = jax.lax.map(one_chunk, env_keys)
-    params = network.init(network_key, environments.obs[0, :1])
+    state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
+    environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
+    params = network.init(network_key, obs[0, :1])
     learner = Learner(params, ADAM.init(params), statistics.initial_stats(env.obs_shape), statistics.initial_stats(()))
     return TrainState(learner, environments, key, jnp.int32(0))
 
@@ -438,15 +437,13 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
 def build(args: Args) -> tuple:
     """Puts `init_state` and `update` on the devices: learner replicated, environments split, several seeds vmapped.
 
-    -> args, one device's share of the environments, network, init(keys) -> state, step(state) -> state, metrics; keys.
+    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
     devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
     env = envs.make(args.env_id, chunk // len(devices), args.num_levels)
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise arguments.UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
-    if args.capture_video:
-        env.require_pictures()
     args = replace(args, num_devices=len(devices))  # --resume has to use as many
     network = ActorCritic(args, env.action_space)
     mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
@@ -466,8 +463,14 @@ def train(args: Args) -> Path:
     hardware.start(args)
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
-    # Floats per transition: log_prob, value, reward, final_value, advantage, target; activations that live together.
-    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=3 * max(args.hidden_sizes))
+
+    def policy(learner: Learner, obs: jax.Array) -> Categorical | Gaussian:
+        return forward(args, network, learner.obs_stats, learner.params, obs)[0]
+
+    player = evaluation.Player(args, env.suite, policy)
+    # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
+    activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
+    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=activations)
     print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:
@@ -475,10 +478,6 @@ def train(args: Args) -> Path:
     run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
     state, start = run.restore(state)
 
-    def policy(learner: Learner, obs: jax.Array) -> Categorical | Gaussian:
-        return forward(args, network, learner.obs_stats, learner.params, obs)[0]
-
-    player = evaluation.Player(args, env.suite, policy)
     compiled_update = run.compile(jax.jit(step, donate_argnums=0), state)
     with run:
         for number in range(start + 1, args.num_updates + 1):

@@ -115,9 +115,9 @@ def _check(args: Any, names: tuple[str, ...], good: Any, wanted: str) -> None:
 
 def _nearest_divisors(value: int, total: int) -> str:
     """The divisors of `total` just below and above `value`, for an error message."""
-    below = next(n for n in range(min(value, total), 0, -1) if total % n == 0)
-    above = next((n for n in range(value, total + 1) if total % n == 0), below)
-    return " or ".join(str(n) for n in sorted({below, above}))
+    lower = next(n for n in range(min(value, total), 0, -1) if total % n == 0)
+    upper = next((n for n in range(value, total + 1) if total % n == 0), lower)
+    return " or ".join(str(n) for n in sorted({lower, upper}))
 
 
 def _divides_transitions(name: str, size: int, transitions: int) -> None:

@@ -83,14 +83,17 @@ class VectorEnv:
         """Starts an episode everywhere. -> state, obs [N, *obs_shape].
 
         stagger: environments play 0 to `stagger` random steps first, evenly spread over them, so that they are at
-        different points of their episodes (Bharthulwar et al. 2025).
+        different points of their episodes (Bharthulwar et al. 2025). The steps count as part of the episode.
         """
         inner, obs = jax.vmap(self.suite.reset)(jax.random.split(key, self.num_envs))
         started = self._start(inner), obs
+        if not stagger:
+            return started
         age = np.arange(self.num_envs) * (stagger + 1) // self.num_envs  # in 64 bits
 
         def step(time: jax.Array, started: tuple) -> tuple:
-            action_key, step_key = jax.random.split(jax.random.fold_in(key, time))
+            # Beyond the keys of the resets: split(key, n)[i] is fold_in(key, i).
+            action_key, step_key = jax.random.split(jax.random.fold_in(key, self.num_envs + time))
             action = self.action_space.sample(action_key, self.num_envs)
             state, out = self.step(step_key, started[0], action)
             return where(time < age, (state, out.obs), started)
@@ -150,11 +153,6 @@ class VectorEnv:
         metrics = {"episodic_return": total_reward, "episodic_length": length, "num_episodes": number}
         metrics |= {"solve_rate": successes} if self.has_success else {}
         return {f"charts/{name}": value for name, value in metrics.items()}
-
-    def require_pictures(self) -> None:
-        """Raises UsageError where `frames` would not work."""
-        if not self.suite.can_draw:
-            raise UsageError(f"--capture-video: cannot draw {self.suite.name}; MinAtar, classic control, Kinetix work")
 
     def frames(self, states: list[Any]) -> list[np.ndarray]:
         """Pictures [H, W, 3] uint8 of one environment's states (`VectorState.inner` without its leading axis)."""

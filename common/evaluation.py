@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common import envs
+from common.arguments import UsageError
 
 Act = Callable[[jax.Array, jax.Array], jax.Array]  # obs [N, ...], key -> actions [N, D]
 
@@ -42,8 +43,11 @@ class Player:
     """
 
     def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
+        if args.capture_video and not suite.can_draw:
+            raise UsageError(f"--capture-video: cannot draw {suite.name}; MinAtar, classic control, Kinetix work")
         self._suite, self._many = suite, args.num_seeds > 1
-        self._key = jax.random.fold_in(jax.random.key(args.seed), 1)
+        # A number that no split reaches: split(key, n)[i] is fold_in(key, i), and training splits this key.
+        self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
 
         def act(learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
             dist = policy(learner, obs)
@@ -72,7 +76,8 @@ def _on_one_device(tree: Any) -> Any:
 def record_video(suite: Any, act: Act, key: jax.Array, max_frames: int = 1000) -> list[np.ndarray]:
     """Pictures [H, W, 3] uint8 of one episode."""
     env = envs.VectorEnv(suite, 1, auto_reset=False)
-    env_state, obs = jax.jit(env.reset)(key)
+    key, reset_key = jax.random.split(key)
+    env_state, obs = jax.jit(env.reset)(reset_key)
 
     @jax.jit
     def step(env_state: Any, obs: jax.Array, key: jax.Array) -> tuple:

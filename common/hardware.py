@@ -102,7 +102,8 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
             raise UsageError(f"--num-devices {wanted}: {text}; give --num-devices {len(devices)}")
         if any(size % len(devices) for size in sizes):
             sizes = " and ".join(map(str, sizes))
-            raise UsageError(f"--distributed: {text}, which does not divide --num-envs and --minibatch-size, {sizes}")
+            what = "--num-envs / --num-rollout-chunks and --minibatch-size"
+            raise UsageError(f"--distributed: {text}, which does not divide {what}, {sizes}")
         return devices
     if wanted is None:
         number = next(n for n in range(len(devices), 0, -1) if all(size % n == 0 for size in sizes))
@@ -113,7 +114,8 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
         raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
     if any(size % wanted for size in sizes):
         text = " and ".join(map(str, sizes))
-        raise UsageError(f"--num-devices {wanted}: does not divide --num-envs and --minibatch-size, {text}")
+        what = "--num-envs / --num-rollout-chunks and --minibatch-size"
+        raise UsageError(f"--num-devices {wanted}: does not divide {what}, {text}")
     return devices[:wanted]
 
 
@@ -135,25 +137,30 @@ def device_bytes(devices: list[jax.Device]) -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * len(devices)
     try:
-        return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+        free = int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
     except (OSError, TypeError):  # not Linux: all of it
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # of a container or a Slurm job
+    return free
 
 
 def estimate_memory(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> dict[str, int]:
     """Bytes that an update in so many chunks holds at its largest, over all devices.
 
     state: shapes of the learner and the environments, all seeds; floats: numbers kept per transition, beside the
-    observation, the action and two flags; activations: numbers that the networks hold per environment as it acts.
+    observation, the action and two flags; activations: numbers that the networks hold at a time per observation.
     """
     size, chunk = math.prod(env.obs_shape), args.num_seeds * args.num_envs // chunks
     stored = -(-size // 8) if env.obs_dtype.kind == "b" else size * env.obs_dtype.itemsize
     states = tree_bytes(state.environments)
     return {
-        "learner": 4 * tree_bytes(state.learner),  # with gradients, and old and new
+        "learner": 4 * args.num_devices * tree_bytes(state.learner),  # with gradients, and old and new
         # All of them, and of the chunk at work the states after a step and what the network makes of them.
         "environments": states + states // chunks + 4 * chunk * (size + activations),
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
+        # One as floats, and what is kept of it for the gradient.
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * (size + 2 * activations),
     }
 
 
@@ -178,11 +185,14 @@ def check_memory(args: Any, env: Any, state: Any, floats: int, activations: int)
     print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s){each}")
 
     def needed(chunks: int) -> int:
-        parts = estimate_memory(args, env, state, floats, activations, chunks)
-        # What is split over devices is split over processes.
-        return parts["learner"] + (parts["environments"] + parts["rollout"]) // jax.process_count()
+        return sum(estimate_memory(args, env, state, floats, activations, chunks).values()) // jax.process_count()
 
     def compare() -> None:
+        if env.num_envs * args.num_steps > 2**31:  # the shuffle counts in 32 bits
+            raise UsageError(
+                f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: more than 2^31 transitions per device and "
+                f"chunk; use more than --num-rollout-chunks {args.num_rollout_chunks}"
+            )
         if needed(args.num_rollout_chunks) > limit:
             common = math.gcd(args.num_envs // len(devices), args.num_minibatches)
             fitting = [c for c in range(1, common + 1) if common % c == 0 and needed(c) <= limit]

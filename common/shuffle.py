@@ -17,6 +17,7 @@ def random_permutation(key: jax.Array, n: int) -> Callable[[jax.Array], jax.Arra
     random odd numbers and summands make each of the rounds a different one. Where n is no power of two, positions that
     land beyond it are mixed again until they do not, which still hits every number below n once.
     """
+    assert 0 < n <= 2**31, n
     bits = max(1, (n - 1).bit_length())
     mask, shift = jnp.uint32(2**bits - 1), (bits + 1) // 2
     words = jax.random.bits(key, (ROUNDS, 2))

@@ -69,6 +69,10 @@ def call(monkeypatch, *flags):
             "--env-id CartPole-v1 --num-envs 4194304 --num-steps 1024 --total-timesteps 4294967296",
             ["GB", "--num-rollout-chunks", "would fit"],
         ),
+        (
+            "--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
+            ["2^31", "--num-rollout-chunks"],
+        ),
         ("--num-rollout-chunks 3", ["--num-rollout-chunks 3", "--num-envs 2048", "--num-minibatches 32", "2 or 4"]),
         ("--num-rollout-chunks 64", ["--num-rollout-chunks 64", "; 32 would"]),
         ("--num-rollout-chunks 0", ["--num-rollout-chunks 0"]),

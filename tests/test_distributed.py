@@ -21,10 +21,11 @@ from common.arguments import typed
 ROOT = Path(__file__).parents[1]
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
-    "--norm-obs --norm-reward --num-eval-episodes 2 --checkpoint-every 20 --total-timesteps 1280"
+    "--norm-obs --norm-reward --num-rollout-chunks 2 --num-eval-episodes 2 --checkpoint-every 200 "
+    "--total-timesteps 12800"
 )
 FLAGS = SMALL.split()
-UPDATES = 40
+UPDATES = 400  # too long to be over when JAX notices a signal
 TIMEOUT = 100  # seconds for two processes
 # What launchers and the eight fake devices of these tests leave behind.
 FOREIGN = re.compile("SLURM_|OMPI_|KUBERNETES_|JAX_(COORDINATOR|LOCAL|PROCESS)")
@@ -109,20 +110,22 @@ def test_two_processes_make_one_run_and_one_policy(straight):
     assert "eval/episodic_return" in lines[-1]
     record = json.loads((straight / "args.json").read_text())
     assert record["args"]["num_devices"] == len(record["devices"]) == 2
-    for update in (20, 40):
+    for update in (200, 400):
         views = [np.load(straight.parent / f"straight-{update}-{process}.npz") for process in range(2)]
         shared = [name for name in views[0] if name.startswith(("learner", "key", "update"))]
         assert len(shared) > 20
         for name in shared:
             np.testing.assert_array_equal(views[0][name], views[1][name], err_msg=name)
-        assert (views[0]["obs/0"] != views[1]["obs/0"]).any()  # each plays episodes of its own
+        obs = f"environments/{sum(name.startswith('environments') for name in views[0]) - 2}"
+        assert views[0][obs].shape == (2, 1, 4)
+        assert (views[0][obs] != views[1][obs]).any()  # each plays episodes of its own
 
 
 def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straight, tmp_path):
     monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
     runs.main(ppo.train, ppo.Args)
     (path,) = tmp_path.iterdir()
-    for update in ("@20", "@40"):
+    for update in ("@200", "@400"):
         jax.tree.map(np.testing.assert_array_equal, state_of(straight, update), state_of(path, update))
     assert metrics_of(path) == metrics_of(straight)
 
@@ -130,12 +133,13 @@ def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straigh
 def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     path = straight.parent / "stopped"
     processes = start(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
-    while not (path / "args.json").exists() and processes[1].poll() is None:
+    deadline = time.monotonic() + TIMEOUT
+    while not (path / "args.json").exists() and processes[1].poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGTERM)
     codes, _, errors = outcome(processes)
     assert codes == [143, 143], errors
-    (stopped,) = checkpoints.checkpoint_updates(path / "checkpoints")
+    stopped = checkpoints.checkpoint_updates(path / "checkpoints")[-1]
     assert stopped < UPDATES and f"stopped after update {stopped}; to go on: " in errors[0]
     assert f"--resume {path} --distributed" in errors[0]
 

@@ -664,6 +664,45 @@ def test_the_sample_for_the_kl_is_bounded(monkeypatch, counted):
     assert seen.shape == (24, 5, 4) and measured.logits.shape == (24, 5, 2)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_sampled_observations_stay_with_their_distributions(monkeypatch, chunks):
+    """Before anything is learned the policies are the same, so a KL would be that of observations mixed up. The sample
+    is spread: of 8 environments in a chunk every second one."""
+    monkeypatch.setattr(ppo, "KL_SAMPLE", 8 * 4 * chunks)
+    args = replace(
+        ARGS, num_envs=8 * chunks, num_rollout_chunks=chunks, num_minibatches=4, minibatch_size=None,
+        learning_rate=1e-30,
+    )  # fmt: skip
+    training = Training(Noise(Discrete((3,))), args)
+    state = training.init(training.keys)
+    state.learner.params["params"]["actor"]["kernel"] *= 300  # the policy head starts at nearly 0
+    state, metrics = training.step(state)
+    assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
+
+
+def test_the_sample_is_spread_over_the_environments(monkeypatch):
+    monkeypatch.setattr(ppo, "KL_SAMPLE", 24 * 4)
+    env, args = envs.VectorEnv(Counter(ends=(99,), limit=999), 32), COUNTED
+
+    def run(key):
+        environments = ppo.Environments(*env.reset(key, stagger=31), None)
+        return ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, key)[4][0][0, :, 0]
+
+    np.testing.assert_array_equal(on_devices(run)(jax.random.key(0)), [0, 8, 16, 24])
+
+
+def test_sizes_beyond_32_bits_can_be_measured():
+    args = replace(
+        ARGS, num_envs=2**22, num_steps=2**10, minibatch_size=2**20, num_minibatches=None, total_timesteps=2**32
+    )
+    network = ppo.ActorCritic(args, Discrete((2,)))
+    obs = jnp.ones((4, 3))
+    params = network.init(jax.random.key(0), obs)
+    learner, dist = ppo.Learner(params, None, None, None), network.apply(params, obs)[0]
+    run = on_devices(lambda learner, dist: ppo.measure(args, network, learner, learner, obs, dist)["outer/ddr"])
+    assert jax.eval_shape(run, learner, dist).shape == ()
+
+
 def test_more_minibatches_than_environments():
     args = replace(ARGS, num_envs=64, num_steps=128, num_minibatches=128, minibatch_size=None, total_timesteps=64 * 128)
     states, metrics = Training(Bandit(), args).run(1)

@@ -22,6 +22,13 @@ def test_every_index_once(n):
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
 
 
+@pytest.mark.parametrize("n", [2**30 + 1, 2**31 - 1, 2**31])
+def test_the_last_positions_of_the_largest_sizes(n):
+    positions = jnp.int32(n - 2**16) + jnp.arange(2**16, dtype=jnp.int32)
+    order = np.asarray(random_permutation(jax.random.key(0), n)(positions))
+    assert order.min() >= 0 and order.max() < n and len(np.unique(order)) == 2**16
+
+
 def test_positions_may_be_asked_for_in_any_shape_and_part():
     key, n = jax.random.key(3), 100
     whole = random_permutation(key, n)(jnp.arange(n))
