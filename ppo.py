@@ -463,15 +463,15 @@ def train(args: Args) -> Path:
     hardware.start(args)
     runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
+    # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
+    activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
+    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=activations)
+    print(arguments.describe(args))
 
     def policy(learner: Learner, obs: jax.Array) -> Categorical | Gaussian:
         return forward(args, network, learner.obs_stats, learner.params, obs)[0]
 
     player = evaluation.Player(args, env.suite, policy)
-    # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
-    activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
-    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=activations)
-    print(arguments.describe(args))
     state = jax.jit(init)(keys)
     if args.init_from and not args.resume:
         state = state._replace(**checkpoints.load(args.init_from, {"learner": state.learner}, args, SAME))

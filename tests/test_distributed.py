@@ -21,12 +21,12 @@ from common.arguments import typed
 ROOT = Path(__file__).parents[1]
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
-    "--norm-obs --norm-reward --num-rollout-chunks 2 --num-eval-episodes 2 --checkpoint-every 200 "
-    "--total-timesteps 12800"
+    "--norm-obs --norm-reward --num-rollout-chunks 2 --num-eval-episodes 2 --checkpoint-every 60 "
+    "--total-timesteps 3840"
 )
 FLAGS = SMALL.split()
-UPDATES = 400  # too long to be over when JAX notices a signal
-TIMEOUT = 100  # seconds for two processes
+UPDATES = 120  # too long to be over when JAX notices a signal
+TIMEOUT = 240  # seconds for two processes
 # What launchers and the eight fake devices of these tests leave behind.
 FOREIGN = re.compile("SLURM_|OMPI_|KUBERNETES_|JAX_(COORDINATOR|LOCAL|PROCESS)")
 ENV = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)} | {
@@ -110,7 +110,7 @@ def test_two_processes_make_one_run_and_one_policy(straight):
     assert "eval/episodic_return" in lines[-1]
     record = json.loads((straight / "args.json").read_text())
     assert record["args"]["num_devices"] == len(record["devices"]) == 2
-    for update in (200, 400):
+    for update in (60, 120):
         views = [np.load(straight.parent / f"straight-{update}-{process}.npz") for process in range(2)]
         shared = [name for name in views[0] if name.startswith(("learner", "key", "update"))]
         assert len(shared) > 20
@@ -125,7 +125,7 @@ def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straigh
     monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
     runs.main(ppo.train, ppo.Args)
     (path,) = tmp_path.iterdir()
-    for update in ("@200", "@400"):
+    for update in ("@60", "@120"):
         jax.tree.map(np.testing.assert_array_equal, state_of(straight, update), state_of(path, update))
     assert metrics_of(path) == metrics_of(straight)
 
