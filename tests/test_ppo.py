@@ -680,6 +680,23 @@ def test_sampled_observations_stay_with_their_distributions(monkeypatch, chunks)
     assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
 
 
+def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
+    """Nothing is learned, so the ratio stays 1 if the loss normalises as the rollout did, in every chunk. Noise draws
+    its observations from the keys of the steps."""
+    args = replace(
+        ARGS, num_envs=16, num_rollout_chunks=4, num_minibatches=4, minibatch_size=None, learning_rate=1e-30,
+        norm_obs=True, total_timesteps=128 * 4,
+    )  # fmt: skip
+    training = Training(Noise(Discrete((3,))), args)
+    state = training.init(training.keys)
+    state.learner.params["params"]["actor"]["kernel"] *= 300  # the policy head starts at nearly 0
+    for update in range(1, 4):
+        state, metrics = training.step(state)
+        assert abs(metrics["losses/approx_kl"]) < 1e-6 and metrics["losses/clipfrac"] == 0
+        assert state.learner.obs_stats.count == 128 * update
+        assert len(np.unique(state.environments.obs[..., 0])) == 16
+
+
 def test_the_sample_is_spread_over_the_environments(monkeypatch):
     monkeypatch.setattr(ppo, "KL_SAMPLE", 24 * 4)
     env, args = envs.VectorEnv(Counter(ends=(99,), limit=999), 32), COUNTED
