@@ -11,11 +11,11 @@ ROUNDS = 8  # with 5, pairs of neighbours can still be told from chance where n 
 def random_permutation(key: jax.Array, n: int) -> Callable[[jax.Array], jax.Array]:
     """A permutation of 0 .. n - 1 as a function of positions, of any shape, to indices (both int32).
 
-    `jax.random.permutation` sorts all n numbers and keeps them, which took a third of an update on a CPU. This one
-    mixes each position by itself: on k bits, x -> odd * x + c (mod 2^k) and x -> x ^ (x >> s) can both be undone, so
-    their composition hits every number once. The first carries low bits upwards, the second high bits downwards;
-    random odd numbers and summands make each of the rounds a different one. Where n is no power of two, positions that
-    land beyond it are mixed again until they do not, which still hits every number below n once.
+    `jax.random.permutation` sorts all n numbers and keeps them, which took a quarter of an update of CartPole-v1 on a
+    CPU. This one mixes each position by itself: on k bits, x -> odd * x + c (mod 2^k) and x -> x ^ (x >> s) can both be
+    undone, so their composition hits every number once. The first carries low bits upwards, the second high bits
+    downwards; random odd numbers and summands make each of the rounds a different one. Where n is no power of two,
+    positions that land beyond it are mixed again until they do not, which still hits every number below n once.
     """
     assert 0 < n <= 2**31, n
     bits = max(1, (n - 1).bit_length())
