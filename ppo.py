@@ -461,7 +461,6 @@ def build(args: Args) -> tuple:
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
     hardware.start(args)
-    runs.enable_compilation_cache()
     args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
     # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
     activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)

@@ -21,14 +21,24 @@ from common.arguments import UsageError
 
 
 def start(args: Any) -> None:
-    """Makes the CPU devices and, with --distributed, meets the other processes. To be called before anything else of
-    JAX; from then on `jax.devices()` are those of all processes."""
+    """Opens the compilation cache, makes the CPU devices and, with --distributed, meets the other processes. To be
+    called before anything else of JAX; from then on `jax.devices()` are those of all processes."""
+    enable_compilation_cache()
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         # One CPU device runs what is no matrix product on one core: two devices made 1.1 x the steps on CartPole-v1.
         with contextlib.suppress(RuntimeError):  # JAX has started already, in a test
             jax.config.update("jax_num_cpu_devices", _cores(args.distributed))
     if args.distributed:
         _meet(args)
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that the second start of the same command compiles nothing."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(base / "ppo-scaling" / "jax"))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 def _cores(distributed: bool) -> int:

@@ -95,15 +95,6 @@ def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
     raise SystemExit(code)
 
 
-def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk, so that the second start of the same command compiles nothing."""
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(base / "ppo-scaling" / "jax"))
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-
-
 # Arguments and the run's folder
 
 

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
-from common import runs
+from common import hardware
 from common.actions import Box, Categorical, Discrete
 
-runs.enable_compilation_cache()
+hardware.enable_compilation_cache()
 
 
 WHOLE = P()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from common import plots, runs, tracking
+from common import hardware, plots, runs, tracking
 from common.arguments import UsageError
 from common.checkpoints import Checkpoints, checkpoint_updates, load
 
@@ -657,11 +657,11 @@ def test_compilation_cache_honours_the_user(monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     try:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-        runs.enable_compilation_cache()
+        hardware.enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir == before
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-        runs.enable_compilation_cache()
+        hardware.enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir == "/xdg/ppo-scaling/jax"
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
