@@ -95,9 +95,6 @@ def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
     raise SystemExit(code)
 
 
-# Arguments and the run's folder
-
-
 def open_args(args: Any, script: str) -> Any:
     """With --resume the arguments of that run, else `args`. `script` is the calling script's __file__."""
     return hardware.together(lambda: _open_args(args, script))
