@@ -18,8 +18,8 @@ BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processe
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArgs:
-    """How a run is kept, and on what it runs; what it does is in the script."""
+class LogArgs:
+    """How a run is kept."""
 
     checkpoint_every: int = 0
     """Save a checkpoint every so many updates, and always at the end; 0: only at the end and when stopped."""
@@ -27,20 +27,10 @@ class RunArgs:
     """How many checkpoints to keep, newest first; 0: all."""
     resume: str | None = None
     """Continue this run (a folder) bit for bit, with its own flags."""
-    init_from: str | None = None
-    """Start a new run from the learned state of RUN or RUN@UPDATE, with other flags."""
     runs_dir: str = "runs"
     """Where run folders go."""
     run_name: str | None = None
     """Name of the run's folder; by default env__script__seed__time."""
-    eval_every: int = 0
-    """Evaluate every so many updates; 0: only at the end."""
-    num_eval_episodes: int = 128
-    """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
-    eval_deterministic: bool = False
-    """Evaluate the most likely action instead of sampling."""
-    capture_video: bool = False
-    """Save a gif of one episode of the final policy."""
     log_every: int = 1
     """Updates per line of metrics.jsonl; a line is the mean over its updates."""
     halt_on_nan: bool = True
@@ -54,6 +44,25 @@ class RunArgs:
     wandb_mode: Literal["online", "offline"] = "online"
     """offline needs no account and no network."""
 
+    def __post_init__(self):
+        positive(self, "log_every")
+        non_negative(self, "checkpoint_every", "keep_checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs(LogArgs):
+    """What it starts from, how it is evaluated and on what it runs; what it does is in the script."""
+
+    init_from: str | None = None
+    """Start a new run from the learned state of RUN or RUN@UPDATE, with other flags."""
+    eval_every: int = 0
+    """Evaluate every so many updates; 0: only at the end."""
+    num_eval_episodes: int = 128
+    """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
+    eval_deterministic: bool = False
+    """Evaluate the most likely action instead of sampling."""
+    capture_video: bool = False
+    """Save a gif of one episode of the final policy."""
     num_devices: int | None = None
     """Devices to train on; by default all."""
     distributed: bool = False
@@ -66,8 +75,9 @@ class RunArgs:
     """Which of them this one is, from 0, where no cluster is found."""
 
     def __post_init__(self):
-        positive(self, "log_every", "num_devices", "num_processes")
-        non_negative(self, "eval_every", "num_eval_episodes", "checkpoint_every", "keep_checkpoints", "process_id")
+        super().__post_init__()
+        positive(self, "num_devices", "num_processes")
+        non_negative(self, "eval_every", "num_eval_episodes", "process_id")
         given = [name for name in BY_HAND if getattr(self, name) is not None]
         if given and not self.distributed:
             raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs --distributed, too")

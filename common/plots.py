@@ -14,11 +14,17 @@ import numpy as np
 from tyro.conf import Positional
 
 # What is drawn unless asked otherwise; those that the runs do not have are left out.
-PANELS = ("charts/solve_rate", "charts/episodic_return", "outer/kl", "outer/grad_norm")
+PERFORMANCE = {
+    "return": "charts/episodic_return",
+    "solve_rate": "charts/solve_rate",
+    "negative_distance": "charts/negative_distance",
+}
+PANELS = ("charts/solve_rate", "charts/episodic_return", "charts/negative_distance", "outer/kl", "outer/grad_norm")
 AXIS_LABELS = {
     "charts/episodic_return": "episode return",
     "charts/episodic_length": "episode length (steps)",
     "charts/solve_rate": "solve rate",
+    "charts/negative_distance": "−‖x‖, distance from the optimum",
     "charts/SPS": "environment steps per second",
     "outer/kl": "KL of an update (nats)",
     "outer/grad_norm": "gradient norm before clipping",
@@ -75,7 +81,7 @@ def summarize(run: Path | str) -> dict[str, Any]:
     episodes; with several seeds `ci95` is the half width of the t-interval over seeds."""
     lines = read_lines(run)
     summary: dict[str, Any] = {}
-    for name, key in (("return", "charts/episodic_return"), ("solve_rate", "charts/solve_rate")):
+    for name, key in PERFORMANCE.items():
         _, values = series(lines, key)
         if len(values) == 0:
             continue

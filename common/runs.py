@@ -105,7 +105,7 @@ def _open_args(args: Any, script: str) -> Any:
         taken = Path(args.runs_dir) / (args.run_name or "")
         if args.run_name and taken.exists():
             _refuse_taken(taken)
-        if args.init_from:
+        if getattr(args, "init_from", None):
             find_checkpoint(args.init_from)
         return args
     folder, kind, script = Path(args.resume), type(args), Path(script).stem
