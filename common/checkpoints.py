@@ -78,6 +78,17 @@ def find_checkpoint(source: str) -> tuple[Path, dict[str, Any], list[int]]:
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
+def contains(source: str, name: str) -> bool:
+    """Whether the newest intact checkpoint of `source` has an entry under `name`, "learner/proximal"."""
+    folder, _, updates = find_checkpoint(source)
+    for update in reversed(updates):
+        try:
+            return any(entry.startswith(name + "/") for entry, _ in _entries(folder / "checkpoints" / str(update)))
+        except Exception:  # damaged: `load` will name it
+            continue
+    return False
+
+
 def load(source: str, state_like: Any, args: Any = None, same: Sequence[str] = ()) -> Any:
     """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", for --init-from. `state_like` gives
     structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an error
@@ -116,8 +127,7 @@ def restore_newest(
 
 def _mismatch(path: Path, like: Any, partial: bool) -> str | None:
     """The first entry in which the checkpoint and `like` differ. Orbax alone would cast other dtypes silently."""
-    tree = _orbax().StandardCheckpointer().metadata((path / "default").absolute()).item_metadata.tree
-    there = {name: (leaf.shape, leaf.dtype) for name, leaf in _named(tree) if hasattr(leaf, "shape")}
+    there = {name: (leaf.shape, leaf.dtype) for name, leaf in _entries(path) if hasattr(leaf, "shape")}
     here = {name: _stored_shape(leaf) for name, leaf in _named(like)}
     for name, (shape, dtype) in here.items():
         if name not in there:
@@ -128,6 +138,11 @@ def _mismatch(path: Path, like: Any, partial: bool) -> str | None:
             return f"{name} is {there[name][1]} there, {dtype} here"
     surplus = [] if partial else sorted(there.keys() - here.keys())
     return f"{surplus[0]} is unknown here" if surplus else None
+
+
+def _entries(path: Path) -> list[tuple[str, Any]]:
+    """Names and shapes of what a checkpoint holds."""
+    return _named(_orbax().StandardCheckpointer().metadata((path / "default").absolute()).item_metadata.tree)
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
