@@ -4,7 +4,6 @@ import datetime
 import json
 import math
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
+from common import hardware
 
 FAILED = "failed: "  # a problem that may be gone the next time
 
@@ -59,16 +59,6 @@ def git(*command: str) -> str:
     return done.stdout.strip()
 
 
-def machine() -> dict[str, Any]:
-    try:
-        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
-        cpu = platform.processor() or platform.machine()
-    memory = measure.proc_bytes("/proc/meminfo", "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu, "cores": cores, "memory_gb": round(memory / 1e9)}
-
-
 class Results:
     """The measurements of <out>.json, written after each one. Those of another commit stay in the file until the same
     is measured again, but count for nothing."""
@@ -80,7 +70,7 @@ class Results:
         # Only of the code: a new table or text in the repository makes no result outdated.
         self.commit += " with changes" if git("status", "--porcelain", "--", "*.py") else ""
         self.points: list[dict[str, Any]] = []
-        self.hardware = machine()
+        self.hardware = hardware.machine()
         self.summary: list[dict[str, Any]] = []
         if self.path.exists():
             record = json.loads(self.path.read_text())

@@ -76,6 +76,17 @@ def _meet(args: Any) -> None:
         raise UsageError("--distributed: the processes were started with different flags")
 
 
+def machine() -> dict[str, Any]:
+    """What a measurement was made on: CPU, the cores that this process may use, memory."""
+    try:
+        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        cpu = platform.processor() or platform.machine()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu, "cores": cores, "memory_gb": round(memory / 1e9)}
+
+
 def share(text: str) -> list[str]:
     """What each process says here, in their order; at most 4096 bytes each. All have to call it."""
     if jax.process_count() == 1:
@@ -186,8 +197,8 @@ def check_memory(args: Any, env: Any, state: Any, floats: int, activations: int)
     devices = jax.devices()[: args.num_devices]
     here = [device for device in devices if device.process_index == jax.process_index()]
     # CPU memory is shared by the processes of one machine.
-    machine = platform.node()
-    sharing = share(machine).count(machine) if here[0].platform == "cpu" else 1
+    node = platform.node()
+    sharing = share(node).count(node) if here[0].platform == "cpu" else 1
     limit = device_bytes(here) // sharing
     parts = estimate_memory(args, env, state, floats, activations, args.num_rollout_chunks)
     listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())

@@ -190,6 +190,7 @@ def _make_record(args: Any, script: str) -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "versions": versions,
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "machine": hardware.machine(),
         "git_commit": commit,
         "git_dirty": bool(_git(script, "status", "--porcelain")) if commit else None,
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
