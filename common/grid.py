@@ -1,0 +1,179 @@
+"""A grid of runs: what is missing of it is run, several at a time, or written as Slurm arrays."""
+
+import json
+import os
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from common import checkpoints
+from common.arguments import flag
+
+State = Literal["finished", "interrupted", "missing"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: one command of one script. Its name stands for its flags."""
+
+    script: str
+    name: str
+    flags: tuple[tuple[str, Any], ...]
+    num_updates: int
+    source: "Cell | None" = None  # the run from whose checkpoint this one starts
+    source_update: int = 0
+
+    @property
+    def depth(self) -> int:
+        """How many runs have to be finished before this one, one after the other."""
+        return 0 if self.source is None else 1 + self.source.depth
+
+
+def state(cell: Cell, folder: Path) -> State:
+    run = folder / cell.name
+    try:
+        if json.loads((run / "summary.json").read_text())["updates"] == cell.num_updates:
+            return "finished"
+    except (OSError, ValueError, KeyError):
+        pass
+    return "interrupted" if checkpoints.checkpoint_updates(run / "checkpoints") else "missing"
+
+
+def command(cell: Cell, folder: Path) -> list[str]:
+    """The command line that runs the cell, or goes on with it."""
+    script, run = f"{cell.script}.py", folder / cell.name
+    if state(cell, folder) == "interrupted":
+        return ["python", script, "--resume", str(run)]
+    words = ["python", script]
+    for name, value in cell.flags:
+        if isinstance(value, bool):
+            words.append(flag(name) if value else "--no-" + flag(name)[2:])
+        else:
+            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
+    if cell.source is not None:
+        words += ["--init-from", f"{folder / cell.source.name}@{cell.source_update}"]
+    return [*words, "--runs-dir", str(folder), "--run-name", cell.name]
+
+
+def with_sources(cells: Sequence[Cell]) -> list[Cell]:
+    """These cells and those that they start from, each once, sources first."""
+    found: dict[str, Cell] = {}
+
+    def add(cell: Cell) -> None:
+        if cell.source is not None:
+            add(cell.source)
+        found.setdefault(cell.name, cell)
+
+    for cell in cells:
+        add(cell)
+    return sorted(found.values(), key=lambda cell: cell.depth)
+
+
+def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+    """Runs what is not finished, `jobs` at a time, each with its share of the cores. What a run prints goes to
+    NAME.log beside its folder. -> what failed, a line each. Ctrl-C stops them all, saved."""
+    cells = with_sources(cells)
+    missing = [cell for cell in cells if state(cell, folder) != "finished"]
+    failed: list[str] = []
+    for depth in sorted({cell.depth for cell in missing}):
+        stage = [cell for cell in missing if cell.depth == depth]
+        runnable = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
+        failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in stage if c not in runnable]
+        failed += _run_stage(runnable, folder, jobs, say)
+    return failed
+
+
+def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    for cell in cells:
+        waiting.put(cell)
+    failed: list[str] = []
+    processes: list[subprocess.Popen] = []
+    stopping = threading.Event()
+    began, done = time.perf_counter(), 0
+
+    def work(cores: set[int]) -> None:
+        nonlocal done
+        while not stopping.is_set():
+            try:
+                cell = waiting.get_nowait()
+            except queue.Empty:
+                return
+            start = time.perf_counter()
+            process = _start(cell, folder, cores)
+            processes.append(process)
+            code = process.wait()
+            done += 1
+            if code == 0:
+                left = (time.perf_counter() - began) / done * (len(cells) - done)
+                seconds = time.perf_counter() - start
+                say(f"[{done}/{len(cells)}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
+            elif not stopping.is_set():
+                failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
+                say(f"[{done}/{len(cells)}] failed: {failed[-1]}")
+
+    threads = [threading.Thread(target=work, args=(cores,)) for cores in _shares(min(jobs, len(cells)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        stopping.set()  # on a terminal Ctrl-C has reached the runs, too; they save and leave
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for thread in threads:
+            thread.join()
+        raise
+    return failed
+
+
+def _shares(jobs: int) -> list[set[int]]:
+    """The cores of this process, dealt out to the jobs: two processes of one core each do more than one with two."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
+
+
+def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen:
+    words = command(cell, folder)
+    if state(cell, folder) == "missing":
+        shutil.rmtree(folder / cell.name, ignore_errors=True)  # broken off before its first checkpoint
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{cell.name}.log", "a") as log:
+        log.write(shlex.join(words) + "\n")
+        log.flush()
+        bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+        return subprocess.Popen([sys.executable, *words[1:]], stdout=log, stderr=log, preexec_fn=bind)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
+    """Writes an sbatch array over what is not finished, one for each depth. -> the commands that submit them."""
+    missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
+    submit = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for depth in sorted({cell.depth for cell in missing}):
+        stage = [cell for cell in missing if cell.depth == depth]
+        commands, script = folder / f"{name}-{depth}.commands", folder / f"{name}-{depth}.sbatch"
+        commands.write_text("".join(shlex.join(command(cell, folder)) + "\n" for cell in stage))
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"
+            f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={folder}/{name}-%A_%a.out\n"
+            f'cd {shlex.quote(str(Path.cwd()))}\neval "$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))})"\n'
+        )
+        after = "" if not submit else f" --dependency=afterok:$job{depth - 1}"
+        submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
+    return submit

@@ -1,0 +1,123 @@
+"""Pictures of experiments: panels of curves, points or dots over seeds, and heat maps, with the claim as caption."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from common.plots import COLOURS, mean_and_ci
+
+
+class Line(NamedTuple):
+    """y [T, seeds] over x [T]: mean and shaded 95 % interval (curve, points), or a dot for each value (dots)."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    kind: Literal["curve", "points", "dots", "theory"] = "curve"
+    colour: int | None = None  # number of the colour, by default the position in its panel
+
+
+class Picture(NamedTuple):
+    """What to draw: panels by title, in one row, with common axes."""
+
+    panels: dict[str, Sequence[Line]]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    log_y: bool = False
+    y_limits: tuple[float, float] | None = None
+    marks: Sequence[float] = ()  # vertical lines
+
+
+class HeatMap(NamedTuple):
+    """values [rows, columns] with the names of both."""
+
+    values: np.ndarray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    x_label: str
+    y_label: str
+    value_label: str
+
+
+def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> None:
+    """Draws into the picture file `out`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+    with matplotlib.rc_context(style):
+        columns = len(what.panels) if isinstance(what, Picture) else 1
+        width = max(6.4, 4.2 * columns)
+        text = textwrap.fill(caption, int(width * 13))
+        figure = Figure(figsize=(width, 4.6 + 0.19 * text.count("\n")), layout="constrained")
+        if isinstance(what, Picture):
+            _draw_panels(figure, what)
+        else:
+            _draw_heat_map(figure, what)
+        figure.suptitle(title, fontsize=12)
+        figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
+        figure.savefig(out, dpi=130)
+
+
+def _draw_panels(figure: Any, picture: Picture) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    first = None
+    for column, (title, lines) in enumerate(picture.panels.items()):
+        axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=first)
+        first = first or axes
+        for number, line in enumerate(lines):
+            _draw_line(axes, line, COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)])
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel(picture.x_label)
+        if column == 0:
+            axes.set_ylabel(picture.y_label)
+        if picture.log_x:
+            axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if picture.log_y:
+            axes.set_yscale("log")
+        if picture.y_limits:
+            axes.set_ylim(*picture.y_limits)
+        for mark in picture.marks:
+            axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")
+        axes.grid(linewidth=0.5, alpha=0.35)
+    handles = {text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels())}  # noqa: B905
+    columns = max(1, int(13 * figure.get_figwidth()) // (max(map(len, handles), default=1) + 8))
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside right center" if columns == 1 else "outside upper center",
+        ncols=columns, frameon=False, fontsize=10,
+    )  # fmt: skip
+
+
+def _draw_line(axes: Any, line: Line, colour: str) -> None:
+    if line.kind == "dots":
+        x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
+        axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
+        return
+    mean, width = mean_and_ci(line.y)
+    if line.kind == "theory":
+        axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
+        return
+    axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label, marker="o" if line.kind == "points" else None)
+    if line.y.shape[1] > 1:
+        axes.fill_between(line.x, mean - width, mean + width, color=colour, alpha=0.18, linewidth=0)
+
+
+def _draw_heat_map(figure: Any, what: HeatMap) -> None:
+    axes = figure.add_subplot()
+    image = axes.imshow(what.values, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(what.columns)), what.columns)
+    axes.set_yticks(range(len(what.rows)), what.rows)
+    axes.set_xlabel(what.x_label)
+    axes.set_ylabel(what.y_label)
+    middle = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
+    for (row, column), value in np.ndenumerate(what.values):
+        colour = "white" if value < middle else "black"
+        axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=colour, fontsize=10)
+    figure.colorbar(image, label=what.value_label)

@@ -1,0 +1,63 @@
+"""Does a claim hold? Statistics with a 95 % interval over seeds, against thresholds that were there before the data."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Outcome = Literal["holds", "does not hold", "not enough data"]
+
+
+class Check(NamedTuple):
+    """A statement that the data can bear out: an estimate with its 95 % interval, and where that has to lie."""
+
+    what: str
+    estimate: float
+    low: float
+    high: float
+    above: float | None = None  # the interval has to lie above this ...
+    below: float | None = None  # ... or below that
+
+    @property
+    def outcome(self) -> Outcome:
+        """Holds or does not where the whole interval is on one side of the threshold."""
+        if not np.isfinite([self.low, self.high]).all():
+            return "not enough data"
+        if self.above is not None:
+            return "holds" if self.low > self.above else "does not hold" if self.high < self.above else "not enough data"
+        return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "not enough data"
+
+    def __str__(self) -> str:
+        wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
+        value = f"{self.estimate:.3g} ({self.low:.3g} to {self.high:.3g})"
+        return f"{self.what}: {value}, wanted {wanted}: {self.outcome}"
+
+
+def difference(
+    what: str, a: np.ndarray, b: np.ndarray | float, above: float | None = None, below: float | None = None
+) -> Check:
+    """Mean of a less mean of b, samples over seeds, with Welch's interval; b may be a known number."""
+    from scipy.special import stdtrit
+
+    a, b = (np.asarray(x, np.float64) for x in (a, b))
+    parts = [(x.var(ddof=1) / x.size, x.size - 1) for x in (a, b) if x.ndim and x.size > 1]
+    estimate = float(a.mean() - b.mean())
+    if len(parts) < sum(x.ndim for x in (a, b)):  # a single seed has no spread
+        return Check(what, estimate, np.nan, np.nan, above, below)
+    variance = sum(v for v, _ in parts)
+    freedom = variance**2 / sum(v**2 / n for v, n in parts) if variance > 0 else 1.0
+    width = float(stdtrit(freedom, 0.975) * np.sqrt(variance))
+    return Check(what, estimate, estimate - width, estimate + width, above, below)
+
+
+def within(what: str, a: np.ndarray, b: np.ndarray | float, margin: float) -> list[Check]:
+    """The means are equal up to `margin`: two checks, one for each side."""
+    return [difference(what, a, b, above=-margin), difference(what, a, b, below=margin)]
+
+
+def verdict(checks: Sequence[Check]) -> Outcome:
+    """A claim holds if all its parts do, and does not if one of them does not."""
+    outcomes = [check.outcome for check in checks]
+    if "does not hold" in outcomes:
+        return "does not hold"
+    return "holds" if outcomes and all(outcome == "holds" for outcome in outcomes) else "not enough data"
