@@ -1,240 +1,195 @@
-"""Every figure of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009): its runs, its picture, a verdict on its claim.
+"""Every figure of the paper: the runs that it needs, its picture, and a verdict on its claim.
 
     python figures.py --list                               # the figures, what they need, what is there
-    python figures.py 5a                                   # runs what is missing, draws results/fig_5a.png and .json
+    python figures.py 5a                                   # runs what is missing, writes results/fig_5a.png and .json
     python figures.py 5a --dry-run                         # only prints the commands
     python figures.py 1a 3a 5a --preset paper --launch slurm
 
-A figure is a grid of runs, each one command of one script, a picture of them, and checks: statistics with a 95 %
-interval over seeds and a threshold that stands below. The claim holds if all its checks do. A finished run is never
-repeated, a broken one goes on from its checkpoint. docs/figures.md explains the presets and how thresholds were chosen.
+A figure is a grid of runs, each one command of one script, a picture of them, and checks of the claim: statistics with
+a 95 % interval over seeds and thresholds written down in experiments/, before the runs. It holds if all checks do. A
+finished run is never repeated, a broken one goes on from its checkpoint. docs/figures.md explains presets and checks.
 """
 
-import hashlib
+import datetime
+import difflib
 import json
 import os
 import shlex
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from tyro.conf import Positional, arg
 
-from common import arguments, grid, pictures, plots, tracking
+from common import arguments, plots, runs
 from common.arguments import UsageError
-from common.grid import Cell
-from common.pictures import HeatMap, Line, Picture
-from common.verdicts import Check, difference, verdict, within
+from common.tracking import say
+from experiments import grid, paper_a, pictures
+from experiments.data import Data, performance
+from experiments.presets import PRESETS
+from experiments.verdicts import verdict
 
-MARGIN = 0.1  # of the way from a random policy to the best one: less is no difference
-FLAT = 0.05  # of that way in the second half of a run: less is a plateau
-TWICE = np.log10(2)
-STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
-RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
+FIGURES = paper_a.FIGURES
 
 
 @dataclass(frozen=True)
-class Preset:
-    """Environment, sizes and grids. The values called weak, good and strong were chosen on other seeds."""
+class Args:
+    figures: Positional[tuple[str, ...]] = ()
+    """Numbers of figures, or all."""
+    preset: Literal["laptop", "gpu", "paper"] = "laptop"
+    """Environment, sizes and grids; --list says more."""
+    list_: Annotated[bool, arg(name="list")] = False
+    """List the figures, their scripts and which results exist."""
+    dry_run: bool = False
+    """Print the commands of the runs that are missing, and do nothing."""
+    launch: Literal["here", "slurm"] = "here"
+    """slurm: write sbatch arrays of what is missing instead of running it, and print how to submit them."""
+    jobs: int | None = None
+    """Runs at a time; by default one for each core of a CPU with the laptop preset, else 1."""
+    runs_dir: str = "runs/figures"
+    """Where the runs go, in a folder for each preset."""
+    results_dir: str = "results"
+    """Where pictures and verdicts go."""
 
-    about: str
-    performance: str  # the logged key that is plotted
-    low: float  # what a random policy gets of it: score 0 of the checks
-    high: float  # what the best one gets: score 1
-    base: dict[str, Any]  # flags of all runs of ppo.py and ppo_ewma.py
-    total_timesteps: int
-    sweep_timesteps: int  # budget of the figures with many cells: 4, 6, 12
-    coms: tuple[float, ...]
-    weak_com: float
-    good_com: float
-    epsilons: tuple[float, ...]
-    weak_eps: float
-    good_eps: float
-    learning_rates: tuple[float, ...]
-    epochs: tuple[int, ...]
-    epoch_coms: tuple[float, ...]  # from weak to strong
-    epoch_epsilons: tuple[float, ...]  # from weak to strong, at last 0
-    batch_envs: tuple[int, ...]  # figure 7
-    batch_updates: int
-    grid_coms: tuple[float, ...]  # figure 12
-    grid_epsilons: tuple[float, ...]
-    scaled_envs: tuple[int, ...]  # figure 9, the base among them
+    def __post_init__(self):
+        arguments.positive(self, "jobs")
+        unknown = [name for name in self.figures if name not in (*FIGURES, "all")]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], FIGURES, n=3, cutoff=0.3)
+            near = f"; do you mean {' or '.join(close)}?" if close else ""
+            raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
+        if not self.figures and not self.list_:
+            raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
 
     @property
-    def steps_per_update(self) -> int:
-        return self.base["num_envs"] * self.base["num_steps"]
+    def names(self) -> list[str]:
+        return list(FIGURES) if "all" in self.figures else list(dict.fromkeys(self.figures))
 
 
-TABLE_2 = dict(
-    env_id="kinetix/locomotion", num_envs=2048, num_steps=256, num_minibatches=32, update_epochs=8, gamma=0.995,
-    gae_lambda=0.9, clip_eps=0.2, max_grad_norm=0.5, clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=3e-4,
-    hidden_sizes=(256, 256, 256), num_seeds=5,
-)  # fmt: skip
-KINETIX = dict(
-    performance="charts/solve_rate", low=0.0, high=1.0, coms=(0.0, 8.0, 64.0, 512.0, 4096.0, 32768.0), weak_com=8.0,
-    good_com=512.0, epsilons=(0.02, 0.1, 0.2, 0.4, 0.6), weak_eps=0.6, good_eps=0.2,
-    learning_rates=(3e-5, 1e-4, 3e-4, 1e-3), epochs=(1, 2, 4, 8, 16), epoch_coms=(8.0, 512.0, 4096.0),
-    epoch_epsilons=(0.6, 0.2, 0.0), batch_envs=(16, 64, 256, 1024), batch_updates=2000,
-    grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(128, 512, 2048, 8192),
-)  # fmt: skip
-PRESETS = {
-    "laptop": Preset(
-        about="Pendulum-v1 on two cores; minutes per figure",
-        performance="charts/episodic_return", low=-1200.0, high=-150.0,
-        base=dict(
-            env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, update_epochs=8, gamma=0.95,
-            learning_rate=1e-3, ent_coef=0.0, num_seeds=5, num_devices=1, num_eval_episodes=0,
-        ),
-        total_timesteps=2**21, sweep_timesteps=2**20,
-        coms=(0.0, 8.0, 64.0, 512.0, 4096.0, 32768.0), weak_com=8.0, good_com=512.0,
-        epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.2,
-        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_coms=(8.0, 512.0, 4096.0),
-        epoch_epsilons=(0.6, 0.2, 0.02, 0.0), batch_envs=(8, 32, 128), batch_updates=512,
-        grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(4, 32, 128, 512),
-    ),
-    "gpu": Preset(
-        about="Kinetix locomotion on one GPU; paper A's sizes, 100M steps, 3 seeds",
-        base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26, **KINETIX,
-    ),
-    "paper": Preset(
-        about="Kinetix locomotion as in paper A: Table 2, 1000M steps, 5 seeds",
-        base=TABLE_2, total_timesteps=2**30, sweep_timesteps=2**30, **KINETIX,
-    ),
-}  # fmt: skip
+def main(args: Args) -> None:
+    # The commands that are printed are those of this folder.
+    os.chdir(Path(__file__).absolute().parent)
+    preset, folder = PRESETS[args.preset], Path(args.runs_dir) / args.preset
+    if args.list_:
+        return list_figures(args)
+    cells = grid.with_sources([cell for name in args.names for cell in FIGURES[name].cells(preset).values()])
+    missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
+    if args.dry_run:
+        print("\n".join(shlex.join(grid.command(cell, folder)) for cell in missing))
+        say(f"{len(missing)} of {len(cells)} runs are missing")
+        return None
+    if args.launch == "slurm" and missing:
+        print("\n".join(grid.write_slurm(cells, folder, f"fig-{'-'.join(args.names)}"[:60])))
+        say(f"these commands submit {len(missing)} runs; then `python figures.py {' '.join(args.names)}` draws")
+        return None
+    failed = []
+    if missing:
+        say(f"{len(missing)} of {len(cells)} runs are missing; their output goes to {folder}/*.log")
+        jobs = args.jobs or (os.cpu_count() if args.preset == "laptop" else 1)
+        failed = grid.run_missing(cells, folder, jobs, say)
+    for name in args.names:
+        draw(name, args, folder)
+    if failed:
+        raise SystemExit("\n".join(f"figures.py: failed: {line}" for line in failed))
+    return None
 
 
-# The grids: what varies -> the run.
+def output(name: str, args: Args) -> Path:
+    suffix = "" if args.preset == "laptop" else f"_{args.preset}"
+    return Path(args.results_dir) / f"fig_{name}{suffix}"
 
 
-def cell(p: Preset, script: str, total: int | None = None, source: Cell | None = None, **varied: Any) -> Cell:
-    """A run of the preset's base with other flags; `source`: from its checkpoint half-way."""
-    flags = p.base | {"total_timesteps": total or p.total_timesteps} | varied
-    if "num_minibatches" in varied:
-        flags.pop("minibatch_size", None)
-    num_updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-    # Half of a run is what figure 3 starts from; what diverges goes on, as a result of its own.
-    flags |= {"checkpoint_every": max(1, num_updates // 2), "keep_checkpoints": 0, "halt_on_nan": False}
-    flags["log_every"] = max(1, num_updates // 128)
-    return named(script, flags, varied, num_updates, source, source.num_updates // 2 if source else 0)
+def draw(name: str, args: Args, folder: Path) -> None:
+    """Draws the figure from the runs that are there, and says what they say."""
+    figure, preset = FIGURES[name], PRESETS[args.preset]
+    cells = figure.cells(preset)
+    data = Data(preset, folder)
+    shown, checks = figure.show(data, cells)
+    unfinished = [cell.name for cell in cells.values() if grid.state(cell, folder) != "finished"]
+    found = verdict(checks)
+    env_id = "a convex bowl" if all(c.script == "stochastic_opt" for c in cells.values()) else preset.base["env_id"]
+    part = f" {len(unfinished)} of {len(cells)} runs are not finished." if unfinished else ""
+    seeds = {len(data.final(cell)) for cell in cells.values()}
+    caption = f"Claim: {figure.claim} Here: {found}.{part} Mean and 95 % interval of {max(seeds)} seeds on {env_id}."
+    out = output(name, args)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pictures.save(shown, out.with_name(out.name + ".png"), f"Figure {name}: {figure.title}", caption)
+    summary = {
+        "figure": name,
+        "title": figure.title,
+        "preset": args.preset,
+        "command": shlex.join(["python", "figures.py", name, *(["--preset", args.preset] * (args.preset != "laptop"))]),
+        "claim": figure.claim,
+        "verdict": found,
+        "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+        "not_finished": unfinished,
+        "drawn": datetime.date.today().isoformat(),
+        "runs": {str(key): describe(data, cell, folder) for key, cell in cells.items()},
+    }
+    out.with_name(out.name + ".json").write_text(json.dumps(rounded(summary), indent=1) + "\n")
+    print(f"figure {name}: {found} ({out}.png)")
+    for check in checks:
+        print(f"  {check}")
 
 
-def bowl(**varied: Any) -> Cell:
-    """A run of the noisy convex problem: 20 seeds cost nothing."""
-    flags = {"num_seeds": 20, "num_steps": 2000} | varied
-    return named("stochastic_opt", flags, varied, flags["num_steps"])
-
-
-def named(
-    script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int, source: Cell | None = None, at: int = 0
-) -> Cell:
-    """The name tells a reader what varies, and by its hash all else."""
-    items = tuple(flags.items())
-    digest = hashlib.sha256(repr((sorted(items), source and source.name, at)).encode()).hexdigest()[:8]
-    words = [script, *(f"{name}-{value}" for name, value in varied.items()), *(["continued"] if source else []), digest]
-    return Cell(script, "_".join(words), items, updates, source, at)
-
-
-Cells = dict[Any, Cell]
-
-
-def com_cells(p: Preset) -> Cells:
-    return {com: cell(p, "ppo_ewma", com=com) for com in p.coms}
-
-
-def eps_cells(p: Preset) -> Cells:
-    return {eps: cell(p, "ppo", clip_eps=eps) for eps in p.epsilons}
-
-
-def changed_com_cells(p: Preset) -> Cells:
-    """Whole runs, and second halves that start from the first half of one of them."""
-    coms = (p.weak_com, p.good_com)
-    whole = {com: cell(p, "ppo_ewma", com=com) for com in coms}
-    half = p.total_timesteps // 2
-    changed = {(a, b): cell(p, "ppo_ewma", half, source=whole[a], com=b) for a in coms for b in coms}
-    return whole | changed
-
-
-def learning_rate_cells(p: Preset) -> Cells:
+def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
+    """A run's command, hardware and numbers."""
+    try:
+        record = json.loads((folder / cell.name / "args.json").read_text())
+    except (OSError, ValueError):
+        return {"run": cell.name}
+    key = performance(data.p, cell)
+    x, y = data.curve(cell, key)
+    mean, width = plots.mean_and_ci(y)
+    thin = slice(None, None, max(1, len(x) // 32))
     return {
-        (com, rate, anneal): cell(p, "ppo_ewma", p.sweep_timesteps, com=com, learning_rate=rate, anneal_lr=anneal)
-        for com in (p.weak_com, *(c for c in p.coms if p.weak_com < c <= p.good_com))
-        for rate in p.learning_rates
-        for anneal in (False, True)
+        "command": shlex.join(["python", *shlex.split(record["command"])]),
+        "git_commit": record["git_commit"],
+        "started": record["started"],
+        "machine": record["machine"],
+        "devices": record["devices"],
+        "jax": record["versions"].get("jax"),
+        "final": data.part(cell, key, 0.9, 1.0).mean(0),
+        "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }
 
 
-def com_epoch_cells(p: Preset) -> Cells:
-    return {
-        (com, epochs): cell(p, "ppo_ewma", p.sweep_timesteps, com=com, update_epochs=epochs)
-        for com in p.epoch_coms
-        for epochs in p.epochs
-    }
+def rounded(value: Any) -> Any:
+    """For JSON: four digits are enough, and NaN is null."""
+    if isinstance(value, dict):
+        return {str(k): rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(v) for v in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return rounded(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if np.isfinite(value) else None
+    return value
 
 
-def eps_epoch_cells(p: Preset) -> Cells:
-    return {
-        (eps, epochs): cell(p, "ppo", p.sweep_timesteps, clip_eps=eps, update_epochs=epochs)
-        for eps in p.epoch_epsilons
-        for epochs in p.epochs
-    }
+def list_figures(args: Args) -> None:
+    for name, preset in PRESETS.items():
+        print(f"preset {name}: {preset.about}")
+    print()
+    for name, figure in FIGURES.items():
+        there = []
+        for preset_name, preset in PRESETS.items():
+            cells = grid.with_sources(list(figure.cells(preset).values()))
+            done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
+            there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")
+        scripts = " ".join(sorted({f"{cell.script}.py" for cell in figure.cells(PRESETS["laptop"]).values()}))
+        print(f"{name:>4}  {figure.title} ({scripts})\n      {'; '.join(there)}")
 
 
-def batch_cells(p: Preset, script: str, name: str, values: tuple[float, ...]) -> Cells:
-    """M as in the base: the minibatch grows with the batch. As many updates for all, so more data for larger ones."""
-    minibatches = p.base.get("num_minibatches") or p.steps_per_update // p.base["minibatch_size"]
-    return {
-        (value, envs): cell(
-            p, script, p.batch_updates * envs * p.base["num_steps"], num_envs=envs, num_minibatches=minibatches,
-            **{name: value},
-        )
-        for value in values
-        for envs in p.batch_envs
-    }  # fmt: skip
+def result(name: str, preset: str, args: Args) -> str:
+    out = output(name, replace(args, preset=preset))
+    try:
+        found = json.loads(out.with_name(out.name + ".json").read_text())["verdict"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return f", {out}.png: {found}"
 
 
-def grid_cells(p: Preset) -> Cells:
-    return {
-        (com, eps): cell(p, "ppo_ewma", p.sweep_timesteps, com=com, clip_eps=eps)
-        for com in p.grid_coms
-        for eps in p.grid_epsilons
-    }
-
-
-def recipe_cells(p: Preset) -> Cells:
-    """At the base all recipes are the same run."""
-    base = p.base["num_envs"]
-    return {
-        (recipe, envs): cell(p, "ppo", num_envs=envs, base_num_envs=base, scaling=recipe)
-        if envs != base
-        else cell(p, "ppo")
-        for recipe in RECIPES
-        for envs in p.scaled_envs
-    }
-
-
-def ddr_cells(p: Preset) -> Cells:
-    """All runs of figures 5, 6 and 12, which differ in step size and age, not in data per update."""
-    grids = {
-        "COM": com_cells,
-        "ε": eps_cells,
-        "COM × E": com_epoch_cells,
-        "ε × E": eps_epoch_cells,
-        "COM × ε": grid_cells,
-    }
-    return {(kind, key): run for kind, cells in grids.items() for key, run in cells(p).items()}
-
-
-BOWL_RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
-BOWL_CHANGED = (0.5, 0.01)
-
-
-def bowl_cells(p: Preset) -> Cells:
-    return {rate: bowl(learning_rate=rate) for rate in BOWL_RATES}
-
-
-def bowl_switch_cells(p: Preset) -> Cells:
-    stay = {(a, a): bowl(learning_rate=a) for a in BOWL_CHANGED}
-    changed = [BOWL_CHANGED, BOWL_CHANGED[::-1]]
-    return stay | {(a, b): bowl(learning_rate=a, switch_step=1000, switch_learning_rate=b) for a, b in changed}
+if __name__ == "__main__":
+    runs.main(main, Args)

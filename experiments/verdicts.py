@@ -24,7 +24,9 @@ class Check(NamedTuple):
         if not np.isfinite([self.low, self.high]).all():
             return "not enough data"
         if self.above is not None:
-            return "holds" if self.low > self.above else "does not hold" if self.high < self.above else "not enough data"
+            return (
+                "holds" if self.low > self.above else "does not hold" if self.high < self.above else "not enough data"
+            )
         return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "not enough data"
 
     def __str__(self) -> str:

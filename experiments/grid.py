@@ -1,5 +1,6 @@
 """A grid of runs: what is missing of it is run, several at a time, or written as Slurm arrays."""
 
+import fcntl
 import json
 import os
 import queue
@@ -109,6 +110,9 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                 return
             start = time.perf_counter()
             process = _start(cell, folder, cores)
+            if process is None:
+                failed.append(f"{cell.name}: another process is running it")
+                continue
             processes.append(process)
             code = process.wait()
             done += 1
@@ -143,12 +147,17 @@ def _shares(jobs: int) -> list[set[int]]:
     return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
 
 
-def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen:
-    words = command(cell, folder)
-    if state(cell, folder) == "missing":
-        shutil.rmtree(folder / cell.name, ignore_errors=True)  # broken off before its first checkpoint
+def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None:
+    """None: another process is at it. Its lock is the open log, which the run inherits and holds until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        words = command(cell, folder)
+        if state(cell, folder) == "missing":
+            shutil.rmtree(folder / cell.name, ignore_errors=True)  # broken off before its first checkpoint
         log.write(shlex.join(words) + "\n")
         log.flush()
         bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
@@ -169,10 +178,11 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
         stage = [cell for cell in missing if cell.depth == depth]
         commands, script = folder / f"{name}-{depth}.commands", folder / f"{name}-{depth}.sbatch"
         commands.write_text("".join(shlex.join(command(cell, folder)) + "\n" for cell in stage))
+        pick = f'$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))})'
         script.write_text(
             f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"
             f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={folder}/{name}-%A_%a.out\n"
-            f'cd {shlex.quote(str(Path.cwd()))}\neval "$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))})"\n'
+            f'cd {shlex.quote(str(Path.cwd()))}\neval "{pick}"\n'
         )
         after = "" if not submit else f" --dependency=afterok:$job{depth - 1}"
         submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")

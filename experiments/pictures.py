@@ -11,13 +11,13 @@ from common.plots import COLOURS, mean_and_ci
 
 
 class Line(NamedTuple):
-    """y [T, seeds] over x [T]: mean and shaded 95 % interval (curve, points), or a dot for each value (dots)."""
+    """y [T, seeds] over x [T]: mean and shaded 95 % interval (curve, points), on a logarithmic axis of the logarithms;
+    or a dot for each value (dots)."""
 
     label: str
     x: np.ndarray
     y: np.ndarray
     kind: Literal["curve", "points", "dots", "theory"] = "curve"
-    colour: int | None = None  # number of the colour, by default the position in its panel
 
 
 class Picture(NamedTuple):
@@ -51,14 +51,14 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     with matplotlib.rc_context(style):
         columns = len(what.panels) if isinstance(what, Picture) else 1
-        width = max(6.4, 4.2 * columns)
-        text = textwrap.fill(caption, int(width * 13))
+        width = max(5.2, 3.6 * columns) + 3.0  # with the legend at the right
+        text = textwrap.fill(caption, int(width * 14))
         figure = Figure(figsize=(width, 4.6 + 0.19 * text.count("\n")), layout="constrained")
         if isinstance(what, Picture):
             _draw_panels(figure, what)
         else:
             _draw_heat_map(figure, what)
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle(title, fontsize=12, x=0.01, ha="left")
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
         figure.savefig(out, dpi=130)
 
@@ -71,7 +71,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=first)
         first = first or axes
         for number, line in enumerate(lines):
-            _draw_line(axes, line, COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)])
+            _draw_line(axes, line, COLOURS[number % len(COLOURS)], picture.log_y)
         axes.set_title(title, fontsize=11)
         axes.set_xlabel(picture.x_label)
         if column == 0:
@@ -87,26 +87,26 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         for mark in picture.marks:
             axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")
         axes.grid(linewidth=0.5, alpha=0.35)
-    handles = {text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels())}  # noqa: B905
-    columns = max(1, int(13 * figure.get_figwidth()) // (max(map(len, handles), default=1) + 8))
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside right center" if columns == 1 else "outside upper center",
-        ncols=columns, frameon=False, fontsize=10,
-    )  # fmt: skip
+    entries = [axes.get_legend_handles_labels() for axes in figure.axes]
+    named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=10)
 
 
-def _draw_line(axes: Any, line: Line, colour: str) -> None:
+def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
         axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
         return
-    mean, width = mean_and_ci(line.y)
+    mean, width = mean_and_ci(np.log10(line.y) if log_y else line.y)
+    mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
         return
-    axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label, marker="o" if line.kind == "points" else None)
+    axes.plot(
+        line.x, mean, color=colour, linewidth=1.7, label=line.label, marker="o" if line.kind == "points" else None
+    )
     if line.y.shape[1] > 1:
-        axes.fill_between(line.x, mean - width, mean + width, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _draw_heat_map(figure: Any, what: HeatMap) -> None:
