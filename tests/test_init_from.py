@@ -1,0 +1,175 @@
+"""--init-from within and between ppo.py and ppo_ewma.py, and what --resume keeps of the proximal policy."""
+
+import json
+import shutil
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from test_ppo import differ, same
+
+import ppo
+import ppo_ewma
+from common import checkpoints, plots, runs
+
+CARTPOLE = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
+    "--num-devices 1 --num-eval-episodes 0 --norm-obs --norm-reward --learning-rate 0.01 --no-clip-vloss"
+)
+BASE = "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"  # 6 updates of 8 minibatches each
+NEXT = "--total-timesteps 32 --seed 1"  # one update
+
+
+class Started(Exception):
+    """In place of the first update."""
+
+
+class Outcome(NamedTuple):
+    path: Any
+    start: Any  # the learner before the first update
+    like: Any  # structure, shapes and shardings of the state
+
+
+def call(script, folder, *flags, stop=False):
+    """ppo.py or ppo_ewma.py with these flags, in this process, to its end or up to its first update."""
+    found, compile_update, open_record = {}, runs.Run.compile, runs.Run._open_record
+
+    def opened(run):
+        found["path"] = run.path
+        open_record(run)
+
+    def spy(run, function, state):
+        found["start"] = jax.tree.map(np.array, jax.device_get(state.learner))
+        found["like"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        if stop:
+            raise Started
+        return compile_update(run, function, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags), "--runs-dir", str(folder)])
+        patch.setattr(runs.Run, "compile", spy)
+        patch.setattr(runs.Run, "_open_record", opened)
+        try:
+            runs.main(script.train, script.Args)
+        except Started:
+            assert stop
+    return Outcome(**found)
+
+
+def learner_at(outcome, update):
+    """What was learned after so many updates."""
+    saved = checkpoints.load(f"{outcome.path}@{update}", {"learner": outcome.like.learner})
+    return jax.tree.map(np.array, jax.device_get(saved["learner"]))
+
+
+@pytest.fixture(scope="module")
+def of_ppo(tmp_path_factory):
+    return call(ppo, tmp_path_factory.mktemp("ppo"), *CARTPOLE.split(), *BASE.split())
+
+
+@pytest.fixture(scope="module")
+def of_ewma(tmp_path_factory):
+    return call(ppo_ewma, tmp_path_factory.mktemp("ewma"), *CARTPOLE.split(), *BASE.split(), "--com", 4)
+
+
+def shared(learner):
+    """What both scripts learn."""
+    return learner.params, learner.opt_state, learner.obs_stats, learner.return_stats
+
+
+@pytest.mark.parametrize("at", ["", "@4"])
+def test_the_proximal_policy_is_taken_over_even_with_another_com(of_ewma, tmp_path, at):
+    source = f"{of_ewma.path}{at}"
+    flags = [*CARTPOLE.split(), *NEXT.split(), "--com", 9, "--init-from", source]
+    start, saved = call(ppo_ewma, tmp_path, *flags, stop=True).start, learner_at(of_ewma, 4 if at else 6)
+    same(start, saved)
+    assert differ(start.proximal.params, start.params)
+    assert start.proximal.weight == pytest.approx(sum(0.8**k for k in range(33 if at else 49)), rel=1e-5)
+    assert differ(saved, learner_at(of_ewma, 2))
+
+
+def test_a_new_com_is_that_of_the_new_run(of_ewma, tmp_path):
+    """With nothing learned, the proximal policy comes nearer by a factor of 9/10 in each of 8 minibatches."""
+    flags = [*CARTPOLE.split(), *NEXT.split(), "--com", 9, "--init-from", of_ewma.path, "--learning-rate", 1e-30]
+    run = call(ppo_ewma, tmp_path, *flags)
+    old, new = run.start, learner_at(run, 1)
+    same(new.params, old.params)
+    jax.tree.map(
+        lambda theta, before, after: np.testing.assert_allclose(
+            after - theta, (before - theta) * 0.9**8, rtol=1e-3, atol=1e-6
+        ),
+        old.params, old.proximal.params, new.proximal.params,
+    )  # fmt: skip
+    expected = old.proximal.weight * 0.9**8 + sum(0.9**k for k in range(8))
+    assert new.proximal.weight == pytest.approx(expected, rel=1e-5)
+
+
+def test_from_a_run_of_ppo_the_proximal_policy_starts_as_the_policy(of_ppo, tmp_path):
+    """And it does train: the two must not share their memory, which each update is given to write in."""
+    run = call(ppo_ewma, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--com", 4, "--init-from", of_ppo.path)
+    same(shared(run.start), shared(learner_at(of_ppo, 6)))
+    same(run.start.proximal.params, run.start.params)
+    assert run.start.proximal.weight == 1
+    trained = learner_at(run, 1)
+    assert differ(trained.params, run.start.params) and differ(trained.proximal.params, trained.params)
+    assert trained.proximal.weight == pytest.approx(sum(0.8**k for k in range(9)), rel=1e-5)
+
+
+def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
+    run = call(ppo, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--init-from", of_ewma.path)
+    saved = learner_at(of_ewma, 6)
+    same(shared(run.start), shared(saved))
+    assert not hasattr(run.start, "proximal")
+    trained = learner_at(run, 1)
+    assert differ(trained.params, saved.params) and trained.opt_state.count == saved.opt_state.count + 8
+
+
+def test_another_clip_starts_at_the_same_state_and_goes_another_way(of_ppo, tmp_path):
+    flags = [*CARTPOLE.split(), *NEXT.split(), "--init-from", of_ppo.path]
+    old, again = (call(ppo, tmp_path / name, *flags) for name in "ab")
+    new = call(ppo, tmp_path / "c", *flags, "--clip-eps", 0.001)
+    saved = learner_at(of_ppo, 6)
+    for run in (old, again, new):
+        same(run.start, saved)
+    assert saved.opt_state.count == 6 * 8 and max(abs(x).max() for x in jax.tree.leaves(saved.opt_state.mu)) > 0
+    same(learner_at(again, 1), learner_at(old, 1))
+    same(learner_at(new, 1).obs_stats, learner_at(old, 1).obs_stats)  # they saw the same
+    assert differ(learner_at(new, 1).params, learner_at(old, 1).params)
+    rows = [plots.read_lines(run.path)[0] for run in (old, new)]
+    assert rows[1]["losses/clipfrac"] > rows[0]["losses/clipfrac"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--ewma-debias"]])
+def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path, flags):
+    """As if it had been killed after update 3: its last checkpoint is that of update 2."""
+    straight = of_ewma
+    if flags:
+        straight = call(ppo_ewma, tmp_path / "straight", *CARTPOLE.split(), *BASE.split(), "--com", 4, *flags)
+    killed = tmp_path / "killed"
+    shutil.copytree(straight.path, killed)
+    for update in ("4", "6"):
+        shutil.rmtree(killed / "checkpoints" / update)
+    (killed / "summary.json").unlink()
+    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join(lines[:3]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo_ewma.py", "--resume", str(killed)])
+        runs.main(ppo_ewma.train, ppo_ewma.Args)
+    same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
+    assert differ(learner_at(straight, 6).proximal, learner_at(straight, 2).proximal)
+    kept = [
+        [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
+        for path in (killed, straight.path)
+    ]
+    assert kept[0] == kept[1] and [row["update"] for row in kept[0]] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((killed / "summary.json").read_text())["updates"] == 6
+
+
+def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):
+    monkeypatch.setattr(sys, "argv", ["ppo_ewma.py", "--resume", str(of_ppo.path)])
+    with pytest.raises(SystemExit) as exit:
+        runs.main(ppo_ewma.train, ppo_ewma.Args)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and "made by ppo.py, this is ppo_ewma.py" in line

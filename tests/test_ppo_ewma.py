@@ -1,0 +1,407 @@
+"""What ppo_ewma.py adds to ppo.py: the decoupled loss by hand, and the proximal policy as an explicit average.
+
+Where the two algorithms coincide, ppo.py, which has tests of its own, is the answer.
+"""
+
+from dataclasses import asdict, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Bandit, Stub, on_devices
+from test_ppo import SPACES, differ, leaves_close, linear, random_batch, value_batch
+
+import ppo
+import ppo_ewma
+from common import envs
+from common.actions import Categorical, Gaussian
+
+ARGS = ppo_ewma.Args(
+    num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
+    learning_rate=1e-2, com=4.0, clip_vloss=False,
+)  # fmt: skip
+ONLY_POLICY = replace(ARGS, vf_coef=0.0, ent_coef=0.0)
+BOUNDLESS = 1e9  # an epsilon that no ratio reaches
+
+
+def of_ppo(args):
+    """The same flags for ppo.py."""
+    own = {"com", "ewma_debias", "max_importance_ratio"}
+    return ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
+
+
+class Training:
+    """ppo_ewma.py on a toy, update by update."""
+
+    def __init__(self, toy, args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(toy, num_envs))
+            self.args, self.env, self.network, init, step, self.keys = ppo_ewma.build(args)
+        self.init, self.step = jax.jit(init), jax.jit(step)
+
+    def run(self, num_updates):
+        """-> the states after 0, 1, ... updates."""
+        states = [self.init(self.keys)]
+        for _ in range(num_updates):
+            states.append(self.step(states[-1])[0])
+        return states
+
+
+# The loss
+
+
+def loss_of(args, now, proximal, acted, advantage):
+    """ppo_loss of transitions whose action 0 has these probabilities under the three policies."""
+    now, proximal, acted, advantage = (jnp.asarray(x, jnp.float32) for x in (now, proximal, acted, advantage))
+
+    def policy(params, obs):
+        return Categorical(jnp.log(jnp.stack([params, 1 - params], -1)), (2,)), jnp.zeros(now.size)
+
+    zeros = jnp.zeros(now.size)
+    batch = ppo_ewma.Batch(zeros[:, None], jnp.zeros((now.size, 1), int), jnp.log(acted), zeros, advantage, zeros)
+    loss = lambda p: ppo_ewma.ppo_loss(args, policy, p, proximal, batch)  # noqa: E731
+    (loss, parts), grads = jax.value_and_grad(loss, has_aux=True)(now)
+    return float(loss), {name: float(x) for name, x in parts.items()}, grads
+
+
+@pytest.mark.parametrize(
+    "acted, proximal, now, advantage, expected, slope",
+    [
+        # pi_prox / pi_behaviour = 1/2
+        (0.4, 0.2, 0.3, 1, -0.6, 0),  # clipped, though the behaviour policy was even likelier to do it
+        (0.4, 0.2, 0.22, 1, -0.55, -2.5),
+        (0.4, 0.2, 0.1, 1, -0.25, -2.5),
+        (0.4, 0.2, 0.3, -1, 0.75, 2.5),
+        (0.4, 0.2, 0.18, -1, 0.45, 2.5),
+        (0.4, 0.2, 0.1, -1, 0.4, 0),
+        # pi_prox / pi_behaviour = 2
+        (0.2, 0.4, 0.44, 1, -2.2, -5),  # not clipped, at 2.2 times the behaviour policy
+        (0.2, 0.4, 0.6, 2, -4.8, 0),
+        (0.2, 0.4, 0.2, -3, 4.8, 0),  # clipped, though it is the behaviour policy
+        (0.2, 0.4, 0.2, 3, -3, -15),
+    ],
+)
+def test_policy_loss_is_clipped_around_the_proximal_policy_and_weighted_for_the_behaviour_policy(
+    acted, proximal, now, advantage, expected, slope
+):
+    loss, parts, grads = loss_of(ONLY_POLICY, [now], [proximal], [acted], [advantage])
+    assert loss == parts["losses/policy_loss"] == pytest.approx(expected, rel=1e-5)
+    assert grads[0] == pytest.approx(slope, rel=1e-4)
+    assert parts["losses/clipfrac"] == (now / proximal > 1.2 or now / proximal < 0.8)
+    assert parts["ewma/boundfrac"] == 0
+
+
+@pytest.mark.parametrize(
+    "proximal, now, advantage, expected, slope, bounded",
+    [
+        (0.4, 0.44, 1, -1.65, -3.75, 1),  # weight 2 becomes 1.5, ratio 1.1
+        (0.4, 0.6, 1, -1.8, 0, 1),
+        (0.4, 0.2, -1, 1.2, 0, 1),
+        (0.4, 0.6, -1, 2.25, 3.75, 1),
+        (0.28, 0.28, 1, -1.4, -5, 0),  # weight 1.4 stays
+        (0.1, 0.11, 1, -0.55, -5, 0),
+    ],
+)
+def test_the_bound_is_on_the_importance_ratio_alone(proximal, now, advantage, expected, slope, bounded):
+    """Acted with probability 0.2, a bound of 1.5: of pi / pi_behaviour more than that may be left."""
+    args = replace(ONLY_POLICY, max_importance_ratio=1.5)
+    _, parts, grads = loss_of(args, [now], [proximal], [0.2], [advantage])
+    assert parts["losses/policy_loss"] == pytest.approx(expected, rel=1e-5)
+    assert grads[0] == pytest.approx(slope, rel=1e-4)
+    assert parts["ewma/boundfrac"] == bounded
+
+
+def test_metrics_by_hand():
+    """Two transitions: pi_prox / pi_behaviour is 2 and 1/4, pi / pi_prox is 3/2 and 3."""
+    args = replace(ARGS, max_importance_ratio=1.5, vf_coef=0.25, ent_coef=0.1)
+    now, proximal, acted = [0.6, 0.3], [0.4, 0.1], [0.2, 0.4]
+    loss, parts, _ = loss_of(args, now, proximal, acted, [1.0, -1.0])
+    kl = [a * np.log(a / b) + (1 - a) * np.log((1 - a) / (1 - b)) for a, b in zip(proximal, now, strict=True)]
+    entropy = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in now]
+    expected = {
+        "ewma/kl": np.mean(kl),
+        "ewma/behaviour_kl": (2 - 1 - np.log(2) + 0.25 - 1 - np.log(0.25)) / 2,
+        "ewma/max_ratio": 3,
+        "ewma/max_behaviour_ratio": 2,
+        "ewma/boundfrac": 0.5,
+        "losses/approx_kl": (3 - 1 - np.log(3) + 0.75 - 1 - np.log(0.75)) / 2,  # pi / pi_behaviour, as in ppo.py
+        "losses/clipfrac": 1,
+        "losses/policy_loss": (-1.5 * 1.2 + 0.25 * 3) / 2,
+        "losses/entropy": np.mean(entropy),
+        "losses/value_loss": 0,
+    }
+    assert parts.keys() == expected.keys()
+    for name, value in expected.items():
+        assert parts[name] == pytest.approx(value, rel=1e-5), name
+    assert loss == pytest.approx(expected["losses/policy_loss"] - 0.1 * np.mean(entropy), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_loss_with_the_behaviour_policy_as_proximal_policy_is_that_of_ppo(kind):
+    """At a policy far from the one that acted, so that much is clipped; with all terms of the loss."""
+    args = replace(ARGS, clip_vloss=True)
+    network = ppo_ewma.ActorCritic(args, SPACES[kind])
+    acted, batch, dist = random_batch(args, network, 64, SPACES[kind])
+    batch = batch._replace(log_prob=dist.log_prob(batch.action))
+    params = network.init(jax.random.key(2), batch.obs)
+    params["params"]["actor"]["kernel"] *= 50.0  # the policy head starts at nearly 0
+    ours = jax.value_and_grad(lambda p: ppo_ewma.ppo_loss(args, network.apply, p, acted, batch), has_aux=True)
+    theirs = jax.value_and_grad(lambda p: ppo.ppo_loss(of_ppo(args), network.apply, p, batch), has_aux=True)
+    ((ours, parts), grads), ((theirs, expected), expected_grads) = jax.jit(lambda p: (ours(p), theirs(p)))(params)
+    assert 0.1 < expected["losses/clipfrac"] < 1 and optax.tree.norm(expected_grads) > 0.1
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    leaves_close({name: parts[name] for name in expected}, expected, rtol=1e-5, atol=1e-6)
+    leaves_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
+
+
+def importance_weighted(table, obs, action, acted, advantage):
+    """-mean(pi / pi_behaviour A) for a policy with logits obs @ table, in float64."""
+    total = 0.0
+    for i in range(len(obs)):
+        logits = obs[i] @ table
+        total -= np.exp(logits[action[i]]) / np.exp(logits).sum() / acted[i] * advantage[i]
+    return total / len(obs)
+
+
+def test_without_a_clip_the_objective_is_importance_weighted_whatever_the_proximal_policy_is():
+    rng = np.random.default_rng(0)
+    obs, table = rng.normal(size=(12, 4)), rng.normal(size=(4, 3))
+    action, advantage, acted = rng.integers(0, 3, 12), rng.normal(size=12), rng.uniform(0.2, 0.8, 12)
+    expected, slopes = importance_weighted(table, obs, action, acted, advantage), np.zeros((4, 3))
+    for place in np.ndindex(4, 3):
+        ends = []
+        for shift in (1e-5, -1e-5):
+            moved = table.copy()
+            moved[place] += shift
+            ends.append(importance_weighted(moved, obs, action, acted, advantage))
+        slopes[place] = (ends[0] - ends[1]) / 2e-5
+
+    def policy(params, obs):
+        return Categorical(obs @ params, (3,)), jnp.zeros(len(obs))
+
+    zeros = np.zeros(12)
+    columns = obs, action[:, None], np.log(acted), zeros, advantage, zeros
+    batch = ppo_ewma.Batch(*(jnp.asarray(x, int if x is columns[1] else jnp.float32) for x in columns))
+    start = jnp.asarray(table, jnp.float32)
+    proximals = start, jnp.zeros((4, 3)), jnp.asarray(rng.normal(size=(4, 3)), jnp.float32)
+    clips = []
+    for proximal in proximals:
+        for epsilon in (BOUNDLESS, 0.2):
+            loss = lambda p, x=proximal, e=epsilon: ppo_ewma.ppo_loss(  # noqa: E731
+                replace(ONLY_POLICY, clip_eps=e), policy, p, x, batch
+            )[0]
+            value, grads = jax.value_and_grad(loss)(start)
+            if epsilon == BOUNDLESS:
+                np.testing.assert_allclose(value, expected, rtol=1e-5)
+                np.testing.assert_allclose(grads, slopes, rtol=1e-4, atol=1e-5)
+            else:
+                clips.append(float(value))
+    assert len(set(clips)) == 3  # with a clip they do differ
+
+
+@pytest.mark.parametrize(
+    "proximal, acted, bound",
+    [(0.0, -100.0, 2.0), (0.0, -100.0, 1e6), (-100.0, 0.0, None)],
+)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_gradients_are_finite_where_one_of_the_two_ratios_overflows(proximal, acted, bound, advantage):
+    """The bound takes away an importance ratio of e^100; one of e^-100 takes away a ratio to the proximal policy."""
+    args = replace(ONLY_POLICY, max_importance_ratio=bound)
+    batch = ppo_ewma.Batch(*(jnp.array(x) for x in ([[0.0]], [[0.0]], [acted], [0.0], [advantage], [0.0])))
+
+    class Known(Gaussian):
+        def log_prob(self, action):
+            return self.mean[..., 0]
+
+    def policy(params, obs):
+        return Known(jnp.full((1, 1), params), jnp.zeros((1, 1))), jnp.zeros(1)
+
+    loss, grad = jax.value_and_grad(lambda p: ppo_ewma.ppo_loss(args, policy, p, jnp.float32(proximal), batch)[0])(0.0)
+    assert np.isfinite(loss) and np.isfinite(grad)
+    if bound is not None:
+        assert grad == pytest.approx(-bound * advantage, rel=1e-4)
+
+
+# The inner loop
+
+
+def optimise(args, network, params, batch, learning_rate=0.01):
+    """From a fresh learner: the proximal policy is the policy."""
+    proximal = ppo_ewma.Proximal(params, jnp.ones(()))
+    learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(params), proximal, None, None)
+    run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, jax.random.key(0), learning_rate)  # noqa: E731
+    return on_devices(run)(learner, batch)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch, kind):
+    """Three epochs of four minibatches, with steps large enough to be clipped: the same parameters, metrics too."""
+    args = replace(ARGS, update_epochs=3, num_minibatches=4, minibatch_size=None, clip_vloss=True)
+    network = ppo_ewma.ActorCritic(args, SPACES[kind])
+    params, batch, dist = random_batch(args, network, 64, SPACES[kind])
+    batch = batch._replace(log_prob=dist.log_prob(batch.action))
+    monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
+    frozen, metrics = optimise(args, network, params, batch, 0.1)
+    learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
+    run = lambda learner, batch: ppo.optimise(of_ppo(args), network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    expected, expected_metrics = on_devices(run)(learner, batch)
+    assert expected_metrics["losses/clipfrac"] > 0.1
+    leaves_close(frozen.params, expected.params, rtol=1e-5, atol=1e-5)
+    leaves_close({name: metrics[name] for name in expected_metrics}, expected_metrics, rtol=1e-3, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, frozen.proximal.params, params)
+
+    monkeypatch.undo()
+    moving, _ = optimise(args, network, params, batch, 0.1)
+    apart = optax.tree.norm(jax.tree.map(jnp.subtract, moving.params, expected.params))
+    assert apart > 0.1
+
+
+def test_with_com_0_nothing_is_ever_clipped():
+    network = ppo_ewma.ActorCritic(ARGS, SPACES["discrete"])
+    params, batch, _ = random_batch(ARGS, network, 64, None)
+    run = lambda com, epsilon: optimise(replace(ARGS, com=com, clip_eps=epsilon), network, params, batch, 0.1)  # noqa: E731
+    tight, metrics = run(0.0, 1e-3)
+    loose, _ = run(0.0, BOUNDLESS)
+    leaves_close(tight.params, loose.params, rtol=1e-4, atol=1e-5)
+    assert metrics["losses/clipfrac"] == 0 and metrics["ewma/max_ratio"] == pytest.approx(1, abs=1e-4)
+    assert metrics["ewma/kl"] == pytest.approx(0, abs=1e-6)
+    leaves_close(tight.proximal.params, tight.params, rtol=1e-5, atol=1e-6)
+    other, metrics = run(4.0, 1e-3)
+    assert metrics["losses/clipfrac"] > 0.1 and optax.tree.norm(jax.tree.map(jnp.subtract, other, tight).params) > 0.1
+
+
+# The proximal policy
+
+
+def average(history, com, debias):
+    """The weighted average of all parameters so far, theta_0 first, in float64."""
+    beta, last = com / (1 + com), len(history) - 1
+    total, weights = np.zeros_like(np.asarray(history[0], np.float64)), 0.0
+    for k, theta in enumerate(history):
+        weight = beta ** (last - k)
+        if not debias:
+            weight *= 1.0 if k == 0 else 1 - beta
+        total, weights = total + weight * np.asarray(theta, np.float64), weights + weight
+    assert debias or abs(weights - 1) < 1e-9
+    return total / weights
+
+
+def prescribed(steps):
+    """In Adam's place: takes these steps, a number each, with all parameters."""
+
+    def update(grads, count, params=None):
+        return jax.tree.map(lambda g: jnp.full_like(g, jnp.asarray(steps, jnp.float32)[count]), grads), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("com", [0.0, 1.0, 6.5])
+def test_the_proximal_parameters_are_the_weighted_average_of_all_parameters(monkeypatch, com, debias):
+    rng = np.random.default_rng(0)
+    obs, target = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 3), (16,)))
+    steps, start = rng.normal(size=12), rng.normal(size=3)
+    monkeypatch.setattr(ppo_ewma, "ADAM", prescribed(steps))
+    args = replace(ARGS, num_minibatches=4, minibatch_size=None, update_epochs=3, com=com, ewma_debias=debias)
+    learner, _ = optimise(args, Stub(linear), jnp.asarray(start, jnp.float32), value_batch(obs, target), 1.0)
+    history = [start]
+    for step in steps:
+        history.append(history[-1] - step)
+    np.testing.assert_allclose(learner.params, history[-1], rtol=1e-4)
+    np.testing.assert_allclose(learner.proximal.params, average(history, com, debias), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learner.proximal.weight, sum((com / (1 + com)) ** k for k in range(13)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_the_mean_age_tends_to_the_centre_of_mass(debias):
+    """The k-th parameters are the k-th unit vector, so the average is the list of its own weights."""
+    args, number = replace(ARGS, com=5.0, ewma_debias=debias), 120
+    unit = jnp.eye(number + 1)
+    start = ppo_ewma.Proximal(unit[0], jnp.ones(()))
+    step = lambda proximal, theta: (ppo_ewma.update_proximal(args, proximal, theta),) * 2  # noqa: E731
+    _, course = jax.jit(lambda start: jax.lax.scan(step, start, unit[1:]))(start)
+    weights = np.asarray(course.params, np.float64)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+    assert weights[-1] @ np.arange(number, -1, -1) == pytest.approx(5.0, rel=1e-4)
+    assert weights[-1][-1] == pytest.approx(1 / 6, rel=1e-5) and course.weight[-1] == pytest.approx(6, rel=1e-5)
+    early = weights[0][0]  # the share of theta_0 after one step
+    assert early == pytest.approx(5 / 11 if debias else 5 / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch, debias):
+    """With the real Adam, over two updates: what the loss was given, written down minibatch by minibatch."""
+    seen, loss = [], ppo_ewma.ppo_loss
+
+    def spy(args, policy, params, proximal, batch):
+        write = lambda *given: seen.append([jax.flatten_util.ravel_pytree(x)[0] for x in given])  # noqa: E731
+        jax.debug.callback(lambda *given: write(*jax.tree.map(np.asarray, given)), params, proximal, ordered=True)
+        return loss(args, policy, params, proximal, batch)
+
+    monkeypatch.setattr(ppo_ewma, "ppo_loss", spy)
+    args = replace(ARGS, ewma_debias=debias, update_epochs=2)
+    states = Training(Bandit(), args).run(2)
+    jax.effects_barrier()
+    assert len(seen) == 2 * 2 * 4
+    history = [params for params, _ in seen]
+    for n, (_, proximal) in enumerate(seen):
+        np.testing.assert_allclose(proximal, average(history[: n + 1], 4.0, debias), rtol=1e-4, atol=1e-6)
+    assert max(abs(history[8] - seen[8][1])) > 1e-3  # not reset to the policy where the second update begins
+    newest, proximal = (
+        jax.flatten_util.ravel_pytree(x)[0] for x in (states[2].learner.params, states[2].learner.proximal.params)
+    )
+    np.testing.assert_allclose(proximal, average([*history, newest], 4.0, debias), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [{"num_seeds": 2}, {"num_rollout_chunks": 2}, {"num_seeds": 2, "ewma_debias": True}])
+def test_the_average_goes_on_over_updates_chunks_and_for_each_seed(monkeypatch, flags):
+    steps = np.random.default_rng(0).normal(size=16)
+    monkeypatch.setattr(ppo_ewma, "ADAM", prescribed(steps))
+    states = Training(Bandit(), replace(ARGS, update_epochs=2, learning_rate=0.1, **flags)).run(2)
+    debias = flags.get("ewma_debias", False)
+    moved = np.concatenate([[0.0], -0.1 * np.cumsum(steps)])
+    for number, state in ((0, states[0]), (8, states[1]), (16, states[2])):
+        learner = state.learner
+        for delta, tree in (
+            (moved[number], learner.params),
+            (average(moved[: number + 1], 4.0, debias), learner.proximal.params),
+        ):
+            expected = jax.tree.map(lambda x, delta=delta: np.asarray(x, np.float64) + delta, states[0].learner.params)
+            leaves_close(tree, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(learner.proximal.weight, sum(0.8**k for k in range(number + 1)), rtol=1e-5)
+        assert learner.proximal.weight.shape == ((2,) if "num_seeds" in flags else ())
+    if "num_seeds" in flags:
+        first, second = (jax.tree.map(lambda x, i=i: x[i], states[2].learner.proximal.params) for i in range(2))
+        assert differ(first, second)
+
+
+def test_the_proximal_policy_stops_with_the_inner_loop():
+    """--target-kl ends it after one epoch of four minibatches."""
+    args = replace(ARGS, target_kl=1e-9)
+    network = ppo_ewma.ActorCritic(args, SPACES["discrete"])
+    params, batch, _ = random_batch(args, network, 64, None)
+    stopped, metrics = optimise(args, network, params, batch)
+    one_epoch, _ = optimise(replace(args, target_kl=None, update_epochs=1), network, params, batch)
+    assert metrics["outer/epochs"] == 1
+    leaves_close(stopped.proximal, one_epoch.proximal, rtol=1e-5, atol=1e-7)
+    assert stopped.proximal.weight == pytest.approx(sum(0.8**k for k in range(5)), rel=1e-5)
+
+
+# Learning
+
+
+def test_learns_the_best_arm_and_its_reward():
+    args = replace(
+        ARGS, num_envs=32, num_steps=16, minibatch_size=128, num_minibatches=None, total_timesteps=512 * 100, gamma=0.8,
+        ent_coef=0.0, anneal_lr=True, hidden_sizes=(16,), com=16.0,
+    )  # fmt: skip
+    training = Training(Bandit(), args)
+    state = training.init(training.keys)
+    for _ in range(100):
+        state, metrics = training.step(state)
+    dist, value = training.network.apply(state.learner.params, jnp.ones((1, 1)))
+    assert dist.mode() == 2 and jax.nn.softmax(dist.logits)[0, 2] > 0.98
+    np.testing.assert_allclose(value, 1.0, atol=0.03)
+    assert metrics["finite"]

@@ -1,0 +1,283 @@
+"""stochastic_opt.py: steps against NumPy, the closed forms against simulations, and the command line."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import stochastic_opt
+from common import plots, runs
+
+ARGS = stochastic_opt.Args(dimension=5, num_steps=10, num_seeds=1)
+
+
+def course(args, keys):
+    """-> states and metrics of all steps, [seeds, steps, ...]."""
+
+    def one(key):
+        step = lambda state, _: (lambda new, metrics: (new, (new, metrics)))(*stochastic_opt.update(args, state))  # noqa: E731
+        return jax.lax.scan(step, stochastic_opt.init_state(args, key), length=args.num_steps)[1]
+
+    return jax.device_get(jax.jit(jax.vmap(one))(keys))
+
+
+def keys_of(number):
+    return jax.vmap(jax.random.key)(np.arange(number))
+
+
+# The theory
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"learning_rate": 0.05},
+        {"learning_rate": 0.5, "noise": 6.0},
+        {"learning_rate": 0.9, "initial_distance": 0.0},
+        {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
+    ],
+)
+def test_the_predicted_distance_is_the_mean_of_4000_simulations(flags):
+    args, rng = replace(ARGS, **flags), np.random.default_rng(0)
+    x = np.full((4000, 5), args.initial_distance / np.sqrt(5))
+    steps, simulated = np.arange(21), [np.linalg.norm(x, axis=1)]
+    for step in range(20):
+        late = args.switch_step is not None and step >= args.switch_step
+        gradient = 2 * x + rng.normal(0, args.noise / np.sqrt(5), x.shape)
+        x = x - (args.switch_learning_rate if late else args.learning_rate) * gradient
+        simulated.append(np.linalg.norm(x, axis=1))
+    predicted = stochastic_opt.predict_distance(args, steps)
+    assert predicted[0] == pytest.approx(args.initial_distance, abs=1e-6)
+    for step in (1, 2, 5, 7, 8, 12, 20):
+        error = simulated[step].std() / np.sqrt(4000)
+        assert abs(predicted[step] - simulated[step].mean()) < 4 * error, step
+        assert error < 0.02 * predicted[step]  # else the line above says little
+
+
+@pytest.mark.parametrize("eta", [0.01, 0.3, 0.8])
+def test_without_noise_the_distance_shrinks_by_its_factor(eta):
+    predicted = stochastic_opt.predict_distance(replace(ARGS, learning_rate=eta, noise=0.0), np.arange(12))
+    np.testing.assert_allclose(predicted, [5 * abs(1 - 2 * eta) ** t for t in range(12)], rtol=1e-6)
+    switched = replace(ARGS, learning_rate=eta, noise=0.0, switch_step=3, switch_learning_rate=0.25)
+    predicted = stochastic_opt.predict_distance(switched, np.array([3, 5]))
+    np.testing.assert_allclose(predicted, 5 * abs(1 - 2 * eta) ** 3 * np.array([1, 0.25]), rtol=1e-6)
+
+
+def test_the_mean_length_of_a_normal_vector():
+    """Of one, two and three standard normal numbers, where it is known; of many it is nearly sqrt(d)."""
+    known = {1: np.sqrt(2 / np.pi), 2: np.sqrt(np.pi / 2), 3: 2 * np.sqrt(2 / np.pi)}
+    for dimension, mean in known.items():
+        assert stochastic_opt.chi_mean(dimension) == pytest.approx(mean, rel=1e-12)
+    assert stochastic_opt.chi_mean(10**6) == pytest.approx(1000, rel=1e-5)
+
+
+@pytest.mark.parametrize("eta", [0.05, 0.4, 0.9])
+def test_the_predicted_plateau_is_that_of_the_script_itself(eta):
+    """64 seeds, the second half of 400 steps; also where a switch leads to the same learning rate."""
+    args = replace(ARGS, learning_rate=eta, num_steps=400, dimension=10)
+    _, metrics = course(args, keys_of(64))
+    predicted = stochastic_opt.predict_plateau(args)
+    assert predicted.keys() == {"charts/negative_distance", "outer/grad_norm", "outer/update_norm"}
+    for name, value in predicted.items():
+        assert metrics[name][:, 200:].mean() == pytest.approx(value, rel=0.03), name
+    late = stochastic_opt.predict_distance(args, np.array([400]))
+    assert late == pytest.approx(-predicted["charts/negative_distance"], rel=1e-6)
+    switched = replace(args, learning_rate=0.2, switch_step=9, switch_learning_rate=eta)
+    assert stochastic_opt.predict_plateau(switched) == predicted
+
+
+@pytest.mark.parametrize(
+    "flags, known",
+    [({}, True), ({"learning_rate": 0.99}, True), ({"learning_rate": 1.0}, False), ({"anneal_lr": True}, False),
+     ({"optimizer": "adam"}, False), ({"optimizer": "momentum"}, False),
+     ({"switch_step": 3, "switch_learning_rate": 1.5}, False), ({"switch_step": 3, "switch_learning_rate": 0.5}, True)],
+)  # fmt: skip
+def test_there_is_a_theory_of_converging_gradient_descent_alone(flags, known):
+    assert stochastic_opt.has_theory(replace(ARGS, **flags)) == known
+
+
+# The steps
+
+
+def numpy_directions(kind):
+    """Gradient -> step before the learning rate, by the textbook."""
+    memory = {"trace": 0.0, "first": 0.0, "second": 0.0, "step": 0}
+
+    def momentum(gradient):
+        memory["trace"] = gradient + 0.8 * memory["trace"]
+        return memory["trace"]
+
+    def adam(gradient):
+        memory["step"] += 1
+        memory["first"] = 0.9 * memory["first"] + 0.1 * gradient
+        memory["second"] = 0.999 * memory["second"] + 0.001 * gradient**2
+        first, second = memory["first"] / (1 - 0.9 ** memory["step"]), memory["second"] / (1 - 0.999 ** memory["step"])
+        return first / (np.sqrt(second) + 1e-8)
+
+    return {"sgd": lambda gradient: gradient, "momentum": momentum, "adam": adam}[kind]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "flags, rates",
+    [
+        ({}, [0.1] * 10),
+        ({"anneal_lr": True}, [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01]),
+        ({"switch_step": 4, "switch_learning_rate": 0.02}, [0.1] * 4 + [0.02] * 6),
+        ({"switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
+        ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
+         [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
+    ],
+)  # fmt: skip
+def test_steps_without_noise_are_those_of_numpy(kind, flags, rates):
+    args = replace(ARGS, noise=0.0, optimizer=kind, momentum=0.8, **flags)
+    states, metrics = course(args, keys_of(1))
+    x, direction_of = np.full(5, np.sqrt(5)), numpy_directions(kind)
+    np.testing.assert_allclose(metrics["charts/learning_rate"][0], rates, rtol=1e-5)
+    for i, rate in enumerate(rates):
+        gradient = 2 * x
+        move = rate * direction_of(gradient)
+        x = x - move
+        np.testing.assert_allclose(states.x[0, i], x, rtol=1e-4, atol=1e-6)
+        expected = [np.linalg.norm(gradient), np.linalg.norm(move), -np.linalg.norm(x)]
+        names = ["outer/grad_norm", "outer/update_norm", "charts/negative_distance"]
+        np.testing.assert_allclose([metrics[name][0, i] for name in names], expected, rtol=1e-4)
+        assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
+
+
+def test_the_noise_has_the_given_size_and_is_new_in_every_step_seed_and_coordinate():
+    """A learning rate of 1/2 forgets x: every x is half the noise of its step."""
+    args = replace(ARGS, learning_rate=0.5, noise=4.0, num_steps=200)
+    noise = -2 * course(args, keys_of(50))[0].x
+    assert noise.std() == pytest.approx(4 / np.sqrt(5), rel=0.02) and abs(noise.mean()) < 0.03
+    assert len(np.unique(noise.round(5))) > 0.9 * noise.size
+    flat = noise.reshape(-1, 5)
+    np.testing.assert_allclose(np.corrcoef(flat.T), np.eye(5), atol=0.05)
+    assert abs(np.corrcoef(noise[:, 1:].ravel(), noise[:, :-1].ravel())[0, 1]) < 0.02
+
+
+# The command line
+
+
+def call(monkeypatch, *flags):
+    """stochastic_opt.py with these flags, in this process."""
+    monkeypatch.setattr(sys, "argv", ["stochastic_opt.py", *map(str, flags)])
+    runs.main(stochastic_opt.train, stochastic_opt.Args)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--learning-rate 0", ["--learning-rate 0"]),
+        ("--learning-rate nan", ["--learning-rate nan"]),
+        ("--dimension 0", ["--dimension 0"]),
+        ("--num-steps 0", ["--num-steps 0"]),
+        ("--num-seeds 0", ["--num-seeds 0"]),
+        ("--noise -1", ["--noise -1"]),
+        ("--initial-distance -1", ["--initial-distance -1"]),
+        ("--momentum 1.5", ["--momentum 1.5", "0 to 1"]),
+        ("--seed -1", ["--seed -1"]),
+        ("--seed 2147483643", ["--seed 2147483643", "less than"]),
+        ("--switch-step 3", ["--switch-step 3", "needs --switch-learning-rate"]),
+        ("--switch-learning-rate 0.1", ["--switch-learning-rate 0.1", "needs --switch-step"]),
+        ("--switch-step -1 --switch-learning-rate 0.1", ["--switch-step -1"]),
+        ("--switch-step 1 --switch-learning-rate 0", ["--switch-learning-rate 0"]),
+        ("--log-every 0", ["--log-every 0"]),
+        ("--resume /nowhere", ["--resume /nowhere"]),
+    ],
+)
+def test_bad_input_is_answered_in_one_line(monkeypatch, capsys, tmp_path, flags, said):
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith("stochastic_opt.py: error: ")
+    assert all(part in line for part in said), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rate_that_diverges_ends_the_run_and_names_the_step(monkeypatch, capsys, tmp_path):
+    """|1 - 2 eta| = 2 in each step: from 5 on, squares overflow before step 70."""
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "--learning-rate", 1.5, "--num-steps", 200, "--runs-dir", tmp_path, "--run-name", "far")
+    said = capsys.readouterr().err.splitlines()[-1]
+    lines = plots.read_lines(tmp_path / "far")
+    assert exit.value.code == 1 and f"update {lines[-1]['update']}: " in said and "no longer finite" in said
+    assert 50 < lines[-1]["update"] < 70
+    np.testing.assert_allclose(lines[40]["charts/negative_distance"], -5 * 2.0**41, rtol=0.5)
+
+
+FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 10 --keep-checkpoints 0"
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run from start to end, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        call(patch, *FLAGS.split(), "--runs-dir", folder, "--run-name", "straight")
+    return folder / "straight"
+
+
+def measured(path):
+    """The lines of a run, without how long they took."""
+    return [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
+
+
+def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
+    lines = measured(straight)
+    assert [line["update"] for line in lines] == list(range(1, 31))
+    theory = stochastic_opt.predict_distance(replace(ARGS, dimension=4), np.arange(31))
+    np.testing.assert_allclose([line["theory/negative_distance"] for line in lines], -theory[1:], rtol=1e-9)
+    _, metrics = course(replace(ARGS, dimension=4, num_steps=30), jax.vmap(jax.random.key)(np.arange(7, 10)))
+    for name in ("charts/negative_distance", "outer/grad_norm", "outer/update_norm"):
+        written = np.array([line[name] for line in lines])
+        assert written.shape == (30, 3)
+        np.testing.assert_allclose(written, metrics[name].T, rtol=1e-4)
+    assert (straight / "curve.png").exists()
+    summary = json.loads((straight / "summary.json").read_text())
+    assert (summary["updates"], summary["env_id"]) == (30, "bowl")
+
+
+def test_seeds_differ_and_repeat(monkeypatch, straight):
+    rows = np.array([line["charts/negative_distance"] for line in measured(straight)])
+    assert (np.diff(np.sort(rows, axis=1), axis=1) > 0).all()
+    call(monkeypatch, *FLAGS.split(), "--runs-dir", straight.parent, "--run-name", "again")
+    assert measured(straight.parent / "again") == measured(straight)
+    call(monkeypatch, *FLAGS.split(), "--seed", 8, "--runs-dir", straight.parent, "--run-name", "next")
+    other = np.array([line["charts/negative_distance"] for line in measured(straight.parent / "next")])
+    np.testing.assert_allclose(other[:, :2], rows[:, 1:], rtol=1e-6)  # seeds 8 and 9
+
+
+def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
+    half = straight.parent / "half"
+    shutil.copytree(straight, half)
+    for name in ("20", "30"):
+        shutil.rmtree(half / "checkpoints" / name)
+    for name in ("summary.json", "curve.png"):
+        (half / name).unlink()
+    text = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (half / "metrics.jsonl").write_text("".join(text[:14]))
+    call(monkeypatch, "--resume", half)
+    assert measured(half) == measured(straight)
+    assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()
+
+
+@pytest.mark.parametrize("flags, said", [([], "plateau of the theory"), (["--anneal-lr"], "theory: none")])
+def test_the_report_says_what_the_theory_expects(monkeypatch, capsys, tmp_path, flags, said):
+    call(monkeypatch, *FLAGS.split(), "--learning-rate", 0.5, *flags, "--runs-dir", tmp_path, "--run-name", "run")
+    lines = [line for line in capsys.readouterr().out.splitlines() if said in line]
+    if flags:
+        assert len(lines) == 1 and "theory/negative_distance" not in measured(tmp_path / "run")[-1]
+        return
+    plateau, tail = (
+        stochastic_opt.predict_plateau(replace(ARGS, dimension=4, learning_rate=0.5)),
+        measured(tmp_path / "run")[-3:],
+    )
+    assert len(lines) == len(plateau) == 3
+    for line, (name, value) in zip(lines, plateau.items(), strict=True):
+        simulated = np.mean([row[name] for row in tail])
+        assert f"theory {value:.4g}, simulated {simulated:.4g} ± " in line
