@@ -53,9 +53,12 @@ class Data:
     def final(self, run: Cell) -> np.ndarray:
         return self.mean(run, 0.9, 1.0)
 
+    def middle(self, run: Cell) -> np.ndarray:
+        return self.mean(run, 0.4, 0.5)
+
     def gain(self, run: Cell) -> np.ndarray:
         """In the second half of the run."""
-        return self.final(run) - self.mean(run, 0.4, 0.5)
+        return self.final(run) - self.middle(run)
 
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
         """log10 of the geometric mean."""
