@@ -111,7 +111,8 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
             start = time.perf_counter()
             process = _start(cell, folder, cores)
             if process is None:
-                failed.append(f"{cell.name}: another process is running it")
+                if state(cell, folder) != "finished":
+                    failed.append(f"{cell.name}: another process is running it")
                 continue
             processes.append(process)
             code = process.wait()
@@ -131,7 +132,7 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
         for thread in threads:
             thread.join()
     except KeyboardInterrupt:
-        stopping.set()  # on a terminal Ctrl-C has reached the runs, too; they save and leave
+        stopping.set()
         for process in processes:
             if process.poll() is None:
                 process.terminate()
@@ -148,12 +149,15 @@ def _shares(jobs: int) -> list[set[int]]:
 
 
 def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None:
-    """None: another process is at it. Its lock is the open log, which the run inherits and holds until it ends."""
+    """None: another process is at it, or has finished it. Its lock is the open log, which the run inherits and holds
+    until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            return None
+        if state(cell, folder) == "finished":
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -161,7 +165,9 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         log.write(shlex.join(words) + "\n")
         log.flush()
         bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
-        return subprocess.Popen([sys.executable, *words[1:]], stdout=log, stderr=log, preexec_fn=bind)
+        # In a group of its own, where the Ctrl-C of a terminal does not reach it: with the SIGTERM that follows it
+        # would be the second signal, at which a run leaves without saving.
+        return subprocess.Popen([sys.executable, *words[1:]], stdout=log, stderr=log, preexec_fn=bind, process_group=0)
 
 
 def _last_line(log: Path) -> str:
