@@ -1,0 +1,321 @@
+"""Grids of runs: each is run once, goes on where it was broken off, and what fails does not take others with it."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments import grid
+from experiments.grid import Cell
+
+ROOT = Path(__file__).parents[1]
+FAKE = '''
+"""Imitates a run: its folder, its refusal of one that exists, its summary, and what a signal does to it."""
+import json, shlex, signal, sys, time
+from pathlib import Path
+
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+resume = words.get("--resume")
+run = Path(resume or Path(words["--runs-dir"]) / words["--run-name"])
+if not resume:
+    run.mkdir()
+    (run / "checkpoints").mkdir()
+    (run / "args.json").write_text(json.dumps(words))
+saved = json.loads((run / "args.json").read_text())
+caught = []
+
+def stop(number, frame):  # the first signal is a wish, the second goes through
+    caught.append(number)
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_DFL)
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, stop)
+with open("starts", "a") as file:
+    file.write(shlex.join(sys.argv[1:]) + "\\n")
+updates = int(saved["--updates"])
+end = time.time() + float(saved.get("--seconds", 0))
+while time.time() < end and not caught:
+    time.sleep(0.01)
+if caught:
+    time.sleep(0.4)
+    (run / "checkpoints/1").mkdir()
+    updates = 1
+if "--fail" in saved:
+    print("a page\\nof its log")
+    sys.exit("fake.py: out of memory")
+(run / "checkpoints" / str(updates)).mkdir(exist_ok=True)
+(run / "summary.json").write_text(json.dumps({"updates": updates}))
+sys.exit(128 + caught[0] if caught else 0)
+'''
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    """The fake script is in the current folder, its runs in `runs`."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.chdir(tmp_path)
+
+
+RUNS = Path("runs")
+
+
+def cell(name, source=None, **flags):
+    flags = {"updates": 10, **flags}
+    return Cell("fake", name, tuple(flags.items()), 10, source, 5 if source else 0)
+
+
+def run(*cells, jobs=2):
+    said = []
+    return grid.run_missing(cells, RUNS, jobs, said.append), said
+
+
+def starts():
+    """The flags of each start, in order."""
+    return [shlex.split(line) for line in Path("starts").read_text().splitlines()] if Path("starts").exists() else []
+
+
+def started():
+    """The names of the runs that were started, in order; a resumed one with a +."""
+    return [
+        Path(words[1]).name + "+" if words[0] == "--resume" else words[words.index("--run-name") + 1]
+        for words in starts()
+    ]
+
+
+def broken_off(name, *updates):
+    """A run without summary, with these checkpoints."""
+    (RUNS / name / "checkpoints").mkdir(parents=True)
+    (RUNS / name / "args.json").write_text(json.dumps({"--updates": "10"}))
+    for update in updates:
+        (RUNS / name / "checkpoints" / str(update)).mkdir()
+
+
+def wait_for(happened, seconds=20):
+    end = time.time() + seconds
+    while not happened() and time.time() < end:
+        time.sleep(0.01)
+    assert happened()
+
+
+# What is run
+
+
+def test_a_missing_run_is_run_once():
+    assert grid.state(cell("a"), RUNS) == "missing"
+    failed, said = run(cell("a"))
+    assert failed == [] and started() == ["a"] and grid.state(cell("a"), RUNS) == "finished"
+    assert len(said) == 1 and said[0].startswith("[1/1] a: ")
+    failed, said = run(cell("a"), cell("b"))
+    assert failed == [] and started() == ["a", "b"] and "[1/1] b: " in said[0]
+
+
+@pytest.mark.parametrize("summary", ['{"updates": 4}', "{}", '{"upda'])
+def test_a_run_with_another_summary_is_not_finished(summary):
+    broken_off("a", 4)
+    (RUNS / "a/summary.json").write_text(summary)
+    assert grid.state(cell("a"), RUNS) == "interrupted"
+
+
+def test_an_interrupted_run_goes_on_with_its_own_flags():
+    broken_off("a", 5)
+    assert grid.state(cell("a"), RUNS) == "interrupted"
+    assert run(cell("a", lr=0.1))[0] == []
+    assert starts() == [["--resume", "runs/a"]] and grid.state(cell("a"), RUNS) == "finished"
+
+
+def test_a_run_without_a_whole_checkpoint_is_started_afresh():
+    broken_off("a")
+    (RUNS / "a/checkpoints/5.orbax-checkpoint-tmp-1").mkdir()
+    assert grid.state(cell("a"), RUNS) == "missing"
+    assert run(cell("a"))[0] == []
+    assert started() == ["a"] and {p.name for p in (RUNS / "a/checkpoints").iterdir()} == {"10"}
+
+
+def test_the_command_spells_flags_as_the_scripts_do():
+    flags = {"num_envs": 4, "anneal_lr": True, "clip_vloss": False, "hidden_sizes": (8, 16), "clip_eps": 0.0}
+    words = grid.command(cell("b", cell("a"), **flags), Path("some runs"))
+    assert words[:2] == ["python", "fake.py"]
+    assert shlex.join(words[2:]) == (
+        "--updates 10 --num-envs 4 --anneal-lr --no-clip-vloss --hidden-sizes 8 16 --clip-eps 0.0 "
+        "--init-from 'some runs/a@5' --runs-dir 'some runs' --run-name b"
+    )
+
+
+def test_the_log_has_the_command_and_what_the_run_printed():
+    run(cell("a", fail=1))
+    lines = Path("runs/a.log").read_text().splitlines()
+    assert lines == [
+        "python fake.py --updates 10 --fail 1 --runs-dir runs --run-name a",
+        "a page",
+        "of its log",
+        "fake.py: out of memory",
+    ]
+
+
+def test_a_failing_run_is_reported_and_the_others_still_run():
+    failed, said = run(cell("a"), cell("bad", fail=1), cell("c"), cell("d"), jobs=1)
+    assert failed == ["bad: exit code 1: fake.py: out of memory"]
+    assert started() == ["a", "bad", "c", "d"]
+    assert [grid.state(cell(name), RUNS) for name in ("a", "c", "d")] == ["finished"] * 3
+    assert [line.split()[0] for line in said] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert "failed: bad: exit code 1" in said[1]
+
+
+def test_what_starts_from_a_failed_run_is_not_started_and_says_so():
+    bad, good = cell("bad", fail=1), cell("good")
+    failed, _ = run(cell("after-bad", bad), cell("after-good", good))
+    assert failed == ["bad: exit code 1: fake.py: out of memory", "after-bad: not started, bad is not finished"]
+    assert sorted(started()) == ["after-good", "bad", "good"]
+
+
+def test_sources_run_first_and_once():
+    first = cell("first", seconds=0.3)
+    second = cell("second", first)
+    cells = [cell("third", second), cell("x", first), cell("y", first), first]
+    assert [c.depth for c in (first, second, cells[0])] == [0, 1, 2]
+    assert [c.name for c in grid.with_sources(cells)] == ["first", "second", "x", "y", "third"]
+    assert run(*cells)[0] == []
+    names = started()
+    assert names[0] == "first" and names[-1] == "third" and sorted(names[1:4]) == ["second", "x", "y"]
+    (words,) = [w for w in starts() if "third" in w]
+    assert words[words.index("--init-from") + 1] == "runs/second@5"
+
+
+@pytest.mark.parametrize("jobs, together", [(1, False), (2, True)])
+def test_as_many_run_at_a_time_as_asked(jobs, together):
+    seen = []
+
+    def watch():
+        while not done:
+            seen.append(max(0, len(starts()) - len(list(RUNS.glob("*/summary.json")))))
+            time.sleep(0.02)
+
+    done = []
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        run(*(cell(name, seconds=0.5) for name in "abc"), jobs=jobs)
+    finally:
+        done.append(True)
+        thread.join()
+    assert max(seen) == jobs if together else max(seen) == 1
+
+
+def test_jobs_share_the_cores_without_overlap(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 9)), raising=False)
+    for jobs in (1, 2, 5):
+        shares = grid._shares(jobs)
+        assert len(shares) == jobs and sorted(core for share in shares for core in share) == [4, 5, 6, 7, 8]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all(share for share in grid._shares(7))
+
+
+# Two at once
+
+
+def test_two_runners_do_not_run_the_same_cell():
+    slow, reports = cell("slow", seconds=2), []
+    thread = threading.Thread(target=lambda: reports.append(run(slow)[0]))
+    thread.start()
+    wait_for(starts)
+    assert run(slow, cell("other"))[0] == ["slow: another process is running it"]
+    thread.join()
+    assert reports == [[]] and sorted(started()) == ["other", "slow"]
+
+
+def test_a_run_is_locked_until_it_ends_and_not_longer():
+    process = grid._start(cell("a", seconds=0.5), RUNS, set())
+    assert grid._start(cell("a"), RUNS, set()) is None
+    assert process.wait() == 0
+    process = grid._start(cell("a", updates=10), RUNS / "other", set())
+    assert process.wait() == 0
+
+
+def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
+    def finish_b(line):
+        if "a: " in line:
+            broken_off("b", 10)
+            (RUNS / "b/summary.json").write_text('{"updates": 10}')
+
+    assert grid.run_missing([cell("a"), cell("b"), cell("c")], RUNS, 1, finish_b) == []
+    assert started() == ["a", "c"]
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as on a terminal", "to the runner alone"])
+def test_ctrl_c_ends_the_runs_and_they_save(whole_group):
+    """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save."""
+    code = (
+        "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
+        "flags = (('updates', 10), ('seconds', 60))\n"
+        "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runner = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True, stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: len(starts()) == 2)
+        began = time.time()
+        (os.killpg if whole_group else os.kill)(runner.pid, signal.SIGINT)
+        _, error = runner.communicate(timeout=20)
+    finally:
+        runner.kill()
+    assert time.time() - began < 10 and b"KeyboardInterrupt" in error and runner.returncode != 0
+    assert sorted(started()) == ["a", "b"]
+    assert [grid.state(cell(name), RUNS) for name in "abc"] == ["interrupted", "interrupted", "missing"]
+    assert json.loads(Path("runs/a/summary.json").read_text()) == {"updates": 1}  # it got to its end
+
+
+# Slurm
+
+
+def slurm(*cells):
+    return grid.write_slurm(cells, RUNS, "fig-1a")
+
+
+def test_slurm_gets_one_array_for_each_depth():
+    first, second = cell("first"), cell("second")
+    after = [cell(name, first, lr=rate) for name, rate in (("x", 0.1), ("y", 0.2), ("z", 0.3))]
+    assert slurm(*after, second) == [
+        "job0=$(sbatch --parsable runs/fig-1a-0.sbatch)",
+        "job1=$(sbatch --parsable --dependency=afterok:$job0 runs/fig-1a-1.sbatch)",
+    ]
+    assert {p.name for p in RUNS.iterdir()} == {f"fig-1a-{n}.{end}" for n in (0, 1) for end in ("commands", "sbatch")}
+    for depth, cells in enumerate([[first, second], after]):
+        lines = Path(f"runs/fig-1a-{depth}.commands").read_text().splitlines()
+        assert [shlex.split(line) for line in lines] == [grid.command(c, RUNS) for c in cells]
+        script = Path(f"runs/fig-1a-{depth}.sbatch").read_text()
+        assert script.startswith("#!/bin/bash\n") and f"#SBATCH --array=1-{len(cells)}\n" in script
+        assert re.search(r"^#SBATCH --output=runs/fig-1a-%A_%a.out$", script, re.M)
+
+
+def test_slurm_gets_only_what_is_missing():
+    first = cell("first")
+    run(first)
+    broken_off("x", 5)
+    assert slurm(cell("x", first), cell("y", first)) == ["job1=$(sbatch --parsable runs/fig-1a-1.sbatch)"]
+    lines = Path("runs/fig-1a-1.commands").read_text().splitlines()
+    assert lines[0] == "python fake.py --resume runs/x" and len(lines) == 2 and "--init-from runs/first@5" in lines[1]
+    assert not Path("runs/fig-1a-0.sbatch").exists()
+
+
+def test_each_task_of_the_array_runs_its_own_command(monkeypatch, tmp_path):
+    """Also from another folder, and with a path that the shell would take apart."""
+    monkeypatch.setattr(sys.modules[__name__], "RUNS", Path("runs of $(mine)"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    slurm(cell("a", note="it's"), cell("b", note="two words"), cell("c"))
+    for task, name in (("2", "b"), ("1", "a")):
+        env = {**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": task}
+        subprocess.run(["bash", "runs of $(mine)/fig-1a-0.sbatch"], env=env, check=True, cwd=tmp_path)
+        assert started()[-1] == name
+    assert starts()[0][2:4] == ["--note", "two words"] and starts()[1][2:4] == ["--note", "it's"]
+    assert [grid.state(cell(name), RUNS) for name in "abc"] == ["finished", "finished", "missing"]
