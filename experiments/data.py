@@ -36,7 +36,8 @@ class Data:
         if run.source is not None:
             x = x + run.source_update * self.p.steps_per_update
         if updates:
-            x = np.array([line["update"] for line in self.lines(run)], np.float64)[: len(x)]
+            last = self.lines(run)[-1:]
+            x = x * (last[0]["update"] / last[0]["global_step"]) if last else x
         smooth = run.script != "stochastic_opt" and len(y) >= 64
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
@@ -44,8 +45,10 @@ class Data:
         """Score over a part of the run. A seed that diverged is as good as a random policy."""
         key = performance(self.p, run)
         values = self.part(run, key, begin, end)
-        if values.shape == (1, 1):
-            return values[0]
+        lines = self.lines(run)
+        if np.isnan(values).all():  # a finished run without a value: every seed has diverged
+            finished = bool(lines) and lines[-1]["update"] == run.num_updates
+            return np.zeros(dict(run.flags)["num_seeds"]) if finished else values[0]
         low, high = (0.0, 1.0) if run.script == "stochastic_opt" else (self.p.low, self.p.high)
         known = np.where(np.isnan(values), low, values)
         return (known.mean(0) - low) / (high - low)
