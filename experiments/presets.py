@@ -86,6 +86,7 @@ def cell(p: Preset, script: str, total: int | None = None, source: Cell | None =
     # Half of a run is what figure 3 starts from; what diverges goes on, as a result of its own.
     flags |= {"checkpoint_every": max(1, num_updates // 2), "keep_checkpoints": 0, "halt_on_nan": False}
     flags["log_every"] = max(1, num_updates // 128)
+    varied = {name: value for name, value in varied.items() if p.base.get(name) != value}  # one name for one run
     return named(script, flags, varied, num_updates, source, source.num_updates // 2 if source else 0)
 
 
