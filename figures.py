@@ -106,10 +106,11 @@ def draw(name: str, args: Args, folder: Path) -> None:
     cells = figure.cells(preset)
     data = Data(preset, folder)
     shown, checks = figure.show(data, cells)
-    unfinished = [cell.name for cell in cells.values() if grid.state(cell, folder) != "finished"]
-    found = verdict(checks)
+    needed = grid.with_sources(list(cells.values()))  # each run once, whatever it stands for in the figure
+    unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
+    found = "not enough data" if unfinished else verdict(checks)  # a best run may be among those
     env_id = "a convex bowl" if all(c.script == "stochastic_opt" for c in cells.values()) else preset.base["env_id"]
-    part = f" {len(unfinished)} of {len(cells)} runs are not finished." if unfinished else ""
+    part = f" {len(unfinished)} of {len(needed)} runs are not finished." if unfinished else ""
     seeds = {len(data.final(cell)) for cell in cells.values()}
     caption = f"Claim: {figure.claim} Here: {found}.{part} Mean and 95 % interval of {max(seeds)} seeds on {env_id}."
     out = output(name, args)
