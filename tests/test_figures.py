@@ -1,0 +1,456 @@
+"""Figures and their verdicts, on made-up runs whose answer is known. tests/test_grid.py has what runs them."""
+
+import functools
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import tyro
+
+import figures
+import ppo
+import ppo_ewma
+import stochastic_opt
+from common import arguments, runs
+from experiments import grid, pictures
+from experiments.data import Data
+from experiments.grid import Cell
+from experiments.presets import PRESETS
+from experiments.verdicts import Check, difference, verdict, within
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "stochastic_opt": stochastic_opt}
+LAPTOP = PRESETS["laptop"]
+
+
+# Verdicts
+
+
+def test_the_interval_of_a_difference_is_welchs():
+    a, b = np.random.default_rng(0).normal([[1.0], [0.2]], [[0.5], [2.0]], (2, 5))
+    b = np.append(b, 0.3)  # unequal sizes, too
+    ours = difference("x", a, b, above=0.0)
+    theirs = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    np.testing.assert_allclose([ours.estimate, ours.low, ours.high], [a.mean() - b.mean(), *theirs], rtol=1e-9)
+
+
+def test_the_interval_against_a_known_number_is_students():
+    a = np.array([0.1, 0.5, 0.2, 0.9])
+    ours, theirs = difference("x", a, 0.3, below=1.0), scipy.stats.ttest_1samp(a, 0.3).confidence_interval(0.95)
+    np.testing.assert_allclose([ours.low, ours.high], np.array(theirs) - 0.3, rtol=1e-9)
+
+
+def test_equal_values_leave_an_interval_of_no_width():
+    assert difference("x", np.ones(5), np.zeros(5), above=0.0)[1:4] == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "low, high, outcome", [(0.51, 0.9, "above"), (0.1, 0.49, "below"), (0.4, 0.6, ""), (0.5, 0.6, ""), (0.4, 0.5, "")]
+)
+def test_an_interval_decides_only_where_all_of_it_is_on_one_side(low, high, outcome):
+    for side in ("above", "below"):
+        expected = {side: "holds", "": "not enough data"}.get(outcome, "does not hold")
+        assert Check("x", (low + high) / 2, low, high, **{side: 0.5}).outcome == expected
+
+
+@pytest.mark.parametrize(
+    "a, b", [([1.0], [0.0, 0.1]), ([1.0, 1.1], [0.0]), ([1.0], 0.0), ([1.0, np.nan, 1.0], 0.0), ([np.nan], [np.nan])]
+)
+def test_one_seed_or_a_missing_value_is_not_enough(a, b):
+    for side in ("above", "below"):
+        check = difference("x", np.array(a), np.array(b), **{side: 0.5})
+        assert check.outcome == "not enough data" and "not enough data" in str(check)
+
+
+@pytest.mark.parametrize("mean, outcomes", [(0.0, "hh"), (0.2, "hd"), (-0.2, "dh"), (0.1, "hn"), (-0.1, "nh")])
+def test_equal_up_to_a_margin_is_two_checks(mean, outcomes):
+    found = within("x", mean + np.array([-0.01, 0.01, 0.0, 0.02, -0.02]), 0.0, 0.1)
+    assert "".join(check.outcome.split()[0][0] for check in found) == outcomes
+
+
+def test_a_claim_holds_if_all_its_parts_do():
+    yes, no, unknown = (Check("x", e, low, high, above=0.0) for e, low, high in ((2, 1, 3), (-2, -3, -1), (0, -1, 1)))
+    assert verdict([yes, yes]) == "holds"
+    assert verdict([yes, no]) == verdict([unknown, no]) == verdict([no]) == "does not hold"
+    assert verdict([yes, unknown]) == verdict([unknown]) == verdict([]) == "not enough data"
+
+
+# Commands
+
+
+@functools.cache
+def parsed(script, words):
+    return tyro.cli(functools.partial(SCRIPTS[script].Args), args=list(words))
+
+
+def args_of(cell):
+    """What its script makes of the cell's command."""
+    words = grid.command(cell, Path("/nowhere"))
+    assert words[:2] == ["python", f"{cell.script}.py"]
+    return parsed(cell.script, tuple(words[2:]))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_the_scripts_accept_the_commands(name, preset):
+    for cell in grid.with_sources(list(figures.FIGURES[name].cells(PRESETS[preset]).values())):
+        args = args_of(cell)
+        if cell.script != "stochastic_opt":
+            assert args.num_updates == cell.num_updates > 0
+            scaled = arguments.apply_scaling(args)
+            assert scaled.num_minibatches * scaled.minibatch_size == args.num_envs * args.num_steps
+        else:
+            assert args.num_steps == cell.num_updates
+        assert (args.runs_dir, args.run_name) == ("/nowhere", cell.name)
+        if cell.source is not None:
+            source, _, update = args.init_from.rpartition("@")
+            before = args_of(cell.source)
+            assert source == f"/nowhere/{cell.source.name}" and 0 < int(update) < before.num_updates
+            assert int(update) % before.checkpoint_every == 0 and before.keep_checkpoints == 0
+            assert int(update) + args.num_updates == before.num_updates
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_name_stands_for_one_command(preset):
+    p = PRESETS[preset]
+    commands, names = {}, {}
+    for figure in figures.FIGURES.values():
+        for cell in grid.with_sources(list(figure.cells(p).values())):
+            assert Path(cell.name).name == cell.name and len(cell.name) < 200
+            words = shlex.join(grid.command(cell, Path("/nowhere"))).replace(cell.name, "NAME")
+            assert commands.setdefault(cell.name, words) == words
+            assert names.setdefault(words, cell.name) == cell.name
+    assert len(names) > 60
+
+
+def test_names_differ_between_presets():
+    a, b, c = ({cell.name for cell in figures.FIGURES["1a"].cells(p).values()} for p in PRESETS.values())
+    assert not a & b and not b & c
+
+
+@pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "13", "14"), ("12a", "12b")])
+def test_figures_share_their_runs(shared):
+    for preset in PRESETS.values():
+        first, *others = (figures.FIGURES[name].cells(preset) for name in shared)
+        assert all(cells == first for cells in others)
+
+
+def test_figure_8_needs_no_runs_of_its_own():
+    have = {c.name for n in ("5a", "5b", "6a", "6b", "12a") for c in figures.FIGURES[n].cells(LAPTOP).values()}
+    assert {c.name for c in figures.FIGURES["8"].cells(LAPTOP).values()} == have
+
+
+def test_the_paper_preset_is_table_2():
+    args = args_of(figures.FIGURES["5a"].cells(PRESETS["paper"])[512.0])
+    assert (args.gamma, args.gae_lambda, args.num_steps, args.update_epochs, args.clip_eps) == (0.995, 0.9, 256, 8, 0.2)
+    assert (args.max_grad_norm, args.clip_vloss, args.vf_coef, args.ent_coef) == (0.5, True, 0.5, 0.01)
+    assert (args.num_envs, args.learning_rate, args.num_minibatches) == (2048, 3e-4, 32)
+    assert (args.hidden_sizes, args.com, args.env_id) == ((256, 256, 256), 512, "kinetix/locomotion")
+    assert 0.99e9 < args.total_timesteps < 1.1e9 and args.num_seeds == 5 and not args.anneal_lr
+
+
+# What runs have logged
+
+
+def write_run(folder, cell, lines, updates=None):
+    path = folder / cell.name
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = {
+        "command": shlex.join(grid.command(cell, folder)[1:]), "git_commit": "abc", "started": "2026-01-01",
+        "machine": {"cpu": "a toaster"}, "devices": ["cpu:0 cpu"], "versions": {"jax": "1.2.3"},
+    }  # fmt: skip
+    (path / "args.json").write_text(json.dumps(record))
+    (path / "summary.json").write_text(json.dumps({"updates": updates or cell.num_updates}))
+
+
+def small_run(folder, values, source=None, updates=None, key="charts/episodic_return", name="a", seeds=2):
+    """A run of 20 updates of 2048 steps with a line for each value."""
+    cell = Cell("ppo", name, (("num_seeds", seeds),), updates or 20, source, 10 if source else 0)
+    write_run(folder, cell, [{"update": i, "global_step": 2048 * i, key: v} for i, v in enumerate(values, 1)])
+    return cell, Data(LAPTOP, folder)
+
+
+def test_a_score_is_0_for_a_random_policy_and_1_for_the_best(tmp_path):
+    """Returns of -1200 and -150. Lines 19 and 20 are the last tenth, 9 and 10 the one before the middle."""
+    values = [[-675.0, -1200.0]] * 18 + [[-150.0, -1200.0], [-150.0, -675.0]]
+    values[8:10] = [[-1200.0, -150.0], [-675.0, -150.0]]
+    cell, data = small_run(tmp_path, values)
+    np.testing.assert_array_equal(data.part(cell, "charts/episodic_return", 0.9, 1.0), values[18:])
+    np.testing.assert_allclose(data.final(cell), [1.0, 0.25])
+    np.testing.assert_allclose(data.gain(cell), [1.0 - 0.25, 0.25 - 1.0])
+
+
+@pytest.mark.parametrize("lines", [20, 2], ids=["several lines", "one line in the last tenth"])
+def test_a_single_seed_is_scored_like_many(tmp_path, lines):
+    cell, data = small_run(tmp_path, [-675.0] * lines, updates=lines, seeds=1)
+    np.testing.assert_allclose(data.final(cell), [0.5])
+
+
+def test_a_mean_of_logarithms_is_that_of_the_geometric_mean(tmp_path):
+    cell, data = small_run(tmp_path, [[9.0, 9.0]] * 18 + [[1.0, 1000.0], [100.0, 10.0]], key="outer/kl")
+    np.testing.assert_allclose(data.log_mean(cell, "outer/kl"), [1.0, 2.0])
+    np.testing.assert_allclose(data.log_mean(cell, "outer/kl", 0.2, 0.3), np.log10([9, 9]))
+
+
+def test_a_seed_that_diverged_is_a_random_policy(tmp_path):
+    cell, data = small_run(tmp_path, [[-150.0, -150.0]] * 12 + [[-150.0, None]] * 8)
+    np.testing.assert_allclose(data.final(cell), [1.0, 0.0])
+
+
+def test_so_is_a_run_all_of_whose_seeds_diverged(tmp_path):
+    cell, data = small_run(tmp_path, [[-150.0] * 2] * 12 + [[None, None]] * 8)
+    np.testing.assert_array_equal(data.final(cell), [0.0, 0.0])
+
+
+def test_unfinished_and_missing_runs_have_no_score(tmp_path):
+    missing = Cell("ppo", "missing", (), 20)
+    unfinished, data = small_run(tmp_path, [[-150.0, -150.0]] * 19)
+    for cell in (missing, unfinished):
+        for value in (data.final(cell), data.gain(cell), data.log_mean(cell, "outer/kl")):
+            assert value.shape == (1,) and np.isnan(value).all()
+    assert len(data.curve(missing, "outer/kl")[0]) == 0 and len(data.curve(unfinished, "charts/episodic_return")[0])
+
+
+def test_a_short_curve_is_drawn_as_it_is_and_a_long_one_smoothed(tmp_path):
+    spike = [[0.0, 0.0]] * 31 + [[1.0, 0.0]] + [[0.0, 0.0]] * 31  # 63 lines
+    cell, data = small_run(tmp_path, spike, updates=63)
+    x, y = data.curve(cell, "charts/episodic_return")
+    np.testing.assert_array_equal(x, 2048 * np.arange(1, 64))
+    np.testing.assert_array_equal(y, spike)
+    cell, data = small_run(tmp_path, [*spike, [0.0, 0.0]], updates=64, name="long")
+    _, y = data.curve(cell, "charts/episodic_return")
+    assert y.shape == (64, 2) and y[:, 0].max() == 0.5 and y.sum() == 1  # over two lines
+
+
+def test_a_continued_run_is_drawn_after_its_source(tmp_path):
+    source = Cell("ppo", "source", (), 20)
+    cell, data = small_run(tmp_path, [None, 2.0, 3.0], source, updates=3)
+    assert data.curve(cell, "charts/episodic_return")[0].tolist() == [12 * 2048, 13 * 2048]
+
+
+def test_a_curve_over_updates_knows_which_lines_had_no_value(tmp_path):
+    cell, data = small_run(tmp_path, [None, 2.0, 3.0], updates=3)
+    assert data.curve(cell, "charts/episodic_return", updates=True)[0].tolist() == [2, 3]
+    assert data.curve(Cell("ppo", "missing", (), 3), "outer/kl", updates=True)[0].tolist() == []
+
+
+# Figures of runs that follow a simple model, in which the paper's claims are true
+
+
+def bowl_lines(flags, t, world):
+    """Distances that fall exponentially to a plateau; a switch half-way starts a new fall."""
+    plateau = lambda rate: 1.5 * np.sqrt(rate / (1 - rate))  # noqa: E731
+    rate, now, begun, from_ = flags["learning_rate"], flags["learning_rate"], 0.0, 5.0
+    if "switch_learning_rate" in flags and t > 0.5:
+        now, begun, from_ = flags["switch_learning_rate"], 0.5, plateau(rate)
+    distance = plateau(now) + (from_ - plateau(now)) * np.exp(-2 * now * 1000 * (t - begun))
+    if world == "flat":
+        now, distance = 0.1, 1.0
+    return -distance, {"outer/update_norm": 3 * now, "theory/negative_distance": -distance}
+
+
+def level(flags, t):
+    """Weak regularisation stands still early, strong is slow: score at time t, and log10 of the DDR."""
+    com, eps, envs = flags.get("com"), flags.get("clip_eps", 0.2), flags["num_envs"]
+    if com is not None and "clip_eps" in flags:  # each COM has its own best epsilon
+        miss = np.log10(eps / {8: 0.02, 64: 0.1, 512: 0.2, 4096: 0.6}[com])
+        score = 0.2 if eps == 1.5 else 0.9 - 0.25 * abs(miss)
+        return score * min(1, t / 0.6), 2 + t - miss
+    if (com is None and eps >= 0.6) or (com is not None and com <= 8):
+        score = {1: 0.7, 4: 0.5, 8: 0.4, 16: 0.2}[flags["update_epochs"]]
+        score += {8: -0.3, 128: 0.3}.get(envs, 0) if "num_minibatches" in flags else 0
+        score -= 0.05 * abs(np.log10(flags["learning_rate"] / 1e-3))
+        return score * min(1, t / 0.1), 1.0
+    if (com is None and eps < 0.1) or (com is not None and com > 512):
+        return {1: 0.1, 4: 0.3, 8: 0.5, 16: 0.7}[flags["update_epochs"]] * t, 4.0
+    score = 0.9 - 0.3 * abs(np.log10(flags["learning_rate"] / 1e-3))
+    score -= 0.4 if flags.get("scaling") == "larger-minibatches" and envs == 4 else 0
+    return score * min(1, t / 0.6), 2 + t
+
+
+def model_lines(cell, world, seeds, rng):
+    """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides."""
+    flags, lines = dict(cell.flags), []
+    per_update = 1 if cell.script == "stochastic_opt" else flags["num_envs"] * flags["num_steps"]
+    noisy = lambda x: (x * (1 + 0.01 * rng.standard_normal(seeds))).tolist()  # noqa: E731
+    for i in range(1, 41):
+        t = i / 40
+        update = round(t * cell.num_updates)
+        line = {"update": update, "global_step": update * per_update}
+        if cell.script == "stochastic_opt":
+            value, others = bowl_lines(flags, t, world)
+            line |= {"charts/negative_distance": noisy(value)} | {k: [v] * seeds for k, v in others.items()}
+        else:
+            score, ddr = level(flags, 1.0 if cell.source else t)
+            weak = flags.get("com", 512) <= 8
+            shrunk = 1.0 if weak else 0.05
+            speed = 1000.0
+            if world == "flat":
+                score, ddr, shrunk = 0.5, 2.0, 1.0
+                speed = 100.0 if flags.get("scaling") == "more-minibatches" else 1000.0
+            line["charts/episodic_return"] = (-1200 + 1050 * (score + 0.01 * rng.standard_normal(seeds))).tolist()
+            line |= {"outer/grad_norm": noisy(shrunk), "outer/kl": noisy(shrunk), "outer/ddr": noisy(10.0**ddr)}
+            line["charts/SPS"] = int(speed * (1 + 0.01 * rng.standard_normal()))
+        lines.append(line)
+    return lines
+
+
+def laptop_cells(*names):
+    return grid.with_sources([c for n in names or figures.FIGURES for c in figures.FIGURES[n].cells(LAPTOP).values()])
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """-> the --runs-dir of a world, all runs of the laptop preset in it; made when asked for."""
+
+    @functools.cache
+    def make(world, seeds):
+        top, rng = tmp_path_factory.mktemp(world), np.random.default_rng(seeds)
+        for cell in laptop_cells():
+            write_run(top / "laptop", cell, model_lines(cell, world, seeds, rng))
+        return top, Data(LAPTOP, top / "laptop")
+
+    return make
+
+
+def judged(worlds, name, world, seeds):
+    _, data = worlds(world, seeds)
+    shown, checks = figures.FIGURES[name].show(data, figures.FIGURES[name].cells(LAPTOP))
+    assert shown and checks
+    return verdict(checks), "\n".join(map(str, checks))
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_claim_holds_where_it_is_true(worlds, name):
+    found, checks = judged(worlds, name, "true", 5)
+    assert found == "holds", checks
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_claim_does_not_hold_where_all_runs_are_alike(worlds, name):
+    found, checks = judged(worlds, name, "flat", 5)
+    assert found == "does not hold", checks
+
+
+@pytest.mark.parametrize("name", [name for name in figures.FIGURES if name not in ("8", "13")])
+def test_one_seed_decides_nothing(worlds, name):
+    """But for figure 8, whose sample is the runs, and figure 13, whose sample is the parts of a run."""
+    found, checks = judged(worlds, name, "true", 1)
+    assert found == "not enough data", checks
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_with_half_of_its_runs_a_figure_is_drawn_and_decides_nothing(monkeypatch, worlds, tmp_path, name, part):
+    drawn = []
+    if name not in ("3a", "8", "12b"):
+        monkeypatch.setattr(pictures, "save", lambda shown, out, title, caption: drawn.append(caption))
+    top, _ = worlds("true", 5)
+    cells = laptop_cells(name)
+    for cell in cells[part::2]:
+        (tmp_path / "laptop").mkdir(exist_ok=True)
+        (tmp_path / "laptop" / cell.name).symlink_to(top / "laptop" / cell.name)
+    figures.draw(name, figures.Args((name,), results_dir=str(tmp_path)), tmp_path / "laptop")
+    summary = read(tmp_path / f"fig_{name}.json")
+    assert summary["verdict"] == "not enough data"
+    assert sorted(summary["not_finished"]) == sorted(c.name for c in cells[1 - part :: 2])
+    assert all(f"{len(summary['not_finished'])} of {len(cells)} runs are not finished" in caption for caption in drawn)
+    assert drawn or (tmp_path / f"fig_{name}.png").stat().st_size > 10_000
+
+
+def read(path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} in {path}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+# The command line
+
+
+@pytest.fixture
+def in_root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # main goes there; this takes it back
+    monkeypatch.setattr(grid, "_start", lambda *_: pytest.fail("started a run"))
+
+
+def call(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["figures.py", *map(str, flags)])
+    runs.main(figures.main, figures.Args)
+
+
+def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, worlds, tmp_path, capsys, in_root):
+    top, _ = worlds("true", 5)
+    call(monkeypatch, "5a", "1b", "--runs-dir", top, "--results-dir", tmp_path / "new")
+    out = capsys.readouterr().out
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {
+        f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")
+    }
+    for name in ("5a", "1b"):
+        summary = read(tmp_path / f"new/fig_{name}.json")
+        assert (summary["verdict"], summary["not_finished"]) == ("holds", [])
+        assert summary["command"] == f"python figures.py {name}" and f"figure {name}: holds" in out
+        assert (tmp_path / f"new/fig_{name}.png").read_bytes().startswith(b"\x89PNG")
+    summary = read(tmp_path / "new/fig_5a.json")
+    assert len(summary["checks"]) == 4 and {check["outcome"] for check in summary["checks"]} == {"holds"}
+    for check in summary["checks"]:
+        assert check["low"] <= check["estimate"] <= check["high"] and check["what"] in out
+    assert summary["checks"][0]["above"] == 0.1 and abs(summary["checks"][0]["estimate"] - 0.5) < 0.02
+    run = summary["runs"]["512.0"]
+    assert run["command"].startswith("python ppo_ewma.py --env-id Pendulum-v1") and "--com 512.0" in run["command"]
+    assert run["machine"] == {"cpu": "a toaster"} and (run["git_commit"], run["jax"]) == ("abc", "1.2.3")
+    assert len(run["final"]) == 5 and abs(np.mean(run["final"]) - (-1200 + 1050 * 0.9)) < 10
+    assert len(run["curve"]["step"]) == len(run["curve"]["ci95"]) == 40
+
+
+def test_a_failed_run_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_path, in_root, capsys):
+    monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: ["a: exit code 1: no memory"])
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "3b", "--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
+    assert exit.value.code == "figures.py: failed: a: exit code 1: no memory"
+    assert read(tmp_path / "fig_3b.json")["verdict"] == "not enough data"
+    assert "not enough data" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags, said", [("5", "do you mean 5"), ("1a 14b", "figure 14b"), ("", "--list")])
+def test_an_unknown_figure_is_one_line(monkeypatch, capsys, in_root, flags, said):
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, *flags.split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith("figures.py: error: ") and said in line
+
+
+def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_path, worlds, in_root):
+    top, _ = worlds("true", 5)
+    (tmp_path / "fig_5a.json").write_text('{"verdict": "does not hold"}')
+    call(monkeypatch, "--list", "--runs-dir", top, "--results-dir", tmp_path)
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines() if line.endswith(".py)")] == list(figures.FIGURES)
+    _, _, after = text.partition("  5a  Regularisation by COM (ppo_ewma.py)\n")
+    assert after.splitlines()[0].split("; ") == [
+        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold", "gpu 0/6 runs", "paper 0/6 runs",
+    ]  # fmt: skip
+    assert all(preset.about in text for preset in PRESETS.values())
+
+
+def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, tmp_path, worlds, in_root):
+    top, _ = worlds("true", 5)
+    cells = laptop_cells("3a", "1a")
+    (tmp_path / "laptop").mkdir()
+    (tmp_path / "laptop" / cells[0].name).symlink_to(top / "laptop" / cells[0].name)
+    call(monkeypatch, "3a", "1a", "--dry-run", "--runs-dir", tmp_path, "--results-dir", tmp_path)
+    out, err = capsys.readouterr()
+    missing = [c for c in cells if c.name != cells[0].name]
+    assert sorted(out.splitlines()) == sorted(shlex.join(grid.command(c, tmp_path / "laptop")) for c in missing)
+    assert len(missing) == 9 and "9 of 10 runs are missing" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
+
+
+def test_all_means_every_figure():
+    assert figures.Args(("5a", "all")).names == list(figures.FIGURES)
+    assert figures.Args(("5a", "1a", "5a")).names == ["5a", "1a"]
