@@ -139,6 +139,14 @@ def test_figures_share_their_runs(shared):
         assert all(cells == first for cells in others)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_three_recipes_are_one_run_at_the_base(preset):
+    cells, base = figures.FIGURES["9"].cells(PRESETS[preset]), PRESETS[preset].base["num_envs"]
+    names = {key: cell.name for key, cell in cells.items()}
+    assert len({name for (_, envs), name in names.items() if envs == base}) == 1
+    assert len(set(names.values())) == len(names) - 2
+
+
 def test_figure_8_needs_no_runs_of_its_own():
     have = {c.name for n in ("5a", "5b", "6a", "6b", "12a") for c in figures.FIGURES[n].cells(LAPTOP).values()}
     assert {c.name for c in figures.FIGURES["8"].cells(LAPTOP).values()} == have
@@ -269,6 +277,7 @@ def level(flags, t):
     if (com is None and eps < 0.1) or (com is not None and com > 512):
         return {1: 0.1, 4: 0.3, 8: 0.5, 16: 0.7}[flags["update_epochs"]] * t, 4.0
     score = 0.9 - 0.3 * abs(np.log10(flags["learning_rate"] / 1e-3))
+    score -= 0.2 if flags.get("scaling", "more-minibatches") != "more-minibatches" else 0
     score -= 0.4 if flags.get("scaling") == "larger-minibatches" and envs == 4 else 0
     return score * min(1, t / 0.6), 2 + t
 
