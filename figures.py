@@ -6,8 +6,8 @@
     python figures.py 1a 3a 5a --preset paper --launch slurm
 
 A figure is a grid of runs, each one command of one script, a picture of them, and checks of the claim: statistics with
-a 95 % interval over seeds and thresholds written down in experiments/, before the runs. It holds if all checks do. A
-finished run is never repeated, a broken one goes on from its checkpoint. docs/figures.md explains presets and checks.
+a 95 % interval over seeds and thresholds, in experiments/. The claim holds if all checks do. A finished run is never
+repeated, a broken one goes on from its checkpoint. docs/figures.md explains presets, checks and what came out.
 """
 
 import datetime
@@ -15,6 +15,7 @@ import difflib
 import json
 import os
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,10 +44,12 @@ class Args:
     """List the figures, their scripts and which results exist."""
     dry_run: bool = False
     """Print the commands of the runs that are missing, and do nothing."""
-    launch: Literal["here", "slurm"] = "here"
-    """slurm: write sbatch arrays of what is missing instead of running it, and print how to submit them."""
+    launch: Literal["here", "slurm", "none"] = "here"
+    """slurm: write sbatch arrays of what is missing, and print how to submit them; none: draw from what is there."""
+    only: str | None = None
+    """Run this one of the missing runs, and draw nothing (for the arrays of --launch slurm)."""
     jobs: int | None = None
-    """Runs at a time; by default one for each core of a CPU with the laptop preset, else 1."""
+    """Runs at a time, each on its share of the cores; by default one for each core with the laptop preset, else 1."""
     runs_dir: str = "runs/figures"
     """Where the runs go, in a folder for each preset."""
     results_dir: str = "results"
@@ -61,38 +64,66 @@ class Args:
             raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
         if not self.figures and not self.list_:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
+        if (self.jobs or 1) > 1 and self.preset != "laptop":
+            raise UsageError(
+                f"--jobs {self.jobs}: runs of preset {self.preset} would share a GPU; start the same command once for "
+                "each GPU, with CUDA_VISIBLE_DEVICES=0, 1, ...: they share the runs out; or use --launch slurm"
+            )
 
     @property
     def names(self) -> list[str]:
-        return list(FIGURES) if "all" in self.figures else list(dict.fromkeys(self.figures))
+        return list(FIGURES) if {"all"} & {*self.figures} or not self.figures else list(dict.fromkeys(self.figures))
+
+    def again(self, *flags: str) -> list[str]:
+        """The command line of these figures, with other flags."""
+        words = ["python", "figures.py", *self.names, "--preset", self.preset]
+        default = Args(("all",))
+        for name in ("runs_dir", "results_dir"):
+            if getattr(self, name) != getattr(default, name):
+                words += [arguments.flag(name), getattr(self, name)]
+        return [*words, *flags]
 
 
 def main(args: Args) -> None:
-    # The commands that are printed are those of this folder.
-    os.chdir(Path(__file__).absolute().parent)
+    # The commands that are printed are those of this folder; folders that the user names are the user's.
+    root = Path(__file__).absolute().parent
+    folders = {n: Path(getattr(args, n)).absolute() for n in ("runs_dir", "results_dir")}
+    inside = {n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()}
+    args = replace(args, **inside)
+    os.chdir(root)
     preset, folder = PRESETS[args.preset], Path(args.runs_dir) / args.preset
     if args.list_:
         return list_figures(args)
     cells = grid.with_sources([cell for name in args.names for cell in FIGURES[name].cells(preset).values()])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
+    if args.only is not None:
+        missing = [cell for cell in missing if cell.name == args.only]
     if args.dry_run:
-        print("\n".join(shlex.join(grid.command(cell, folder)) for cell in missing))
-        say(f"{len(missing)} of {len(cells)} runs are missing")
-        return None
+        for cell in missing:
+            print(grid.paste(cell, folder))
+        return say(f"{len(missing)} of {len(cells)} runs are missing")
     if args.launch == "slurm" and missing:
-        print("\n".join(grid.write_slurm(cells, folder, f"fig-{'-'.join(args.names)}"[:60])))
-        say(f"these commands submit {len(missing)} runs; then `python figures.py {' '.join(args.names)}` draws")
-        return None
+        name = f"fig-{'-'.join(args.names)}"[:60]
+        run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
+        print("\n".join(grid.write_slurm(missing, folder, name, run)))
+        return say(
+            f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
+        )
     failed = []
-    if missing:
+    if missing and args.launch == "here":
         say(f"{len(missing)} of {len(cells)} runs are missing; their output goes to {folder}/*.log")
-        jobs = args.jobs or (os.cpu_count() if args.preset == "laptop" else 1)
-        failed = grid.run_missing(cells, folder, jobs, say)
-    for name in args.names:
-        draw(name, args, folder)
+        failed = grid.run_missing(missing, folder, args.jobs or default_jobs(args.preset), say)
+    if args.only is None:
+        for name in args.names:
+            draw(name, args, folder)
     if failed:
         raise SystemExit("\n".join(f"figures.py: failed: {line}" for line in failed))
     return None
+
+
+def default_jobs(preset: str) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores if preset == "laptop" else 1
 
 
 def output(name: str, args: Args) -> Path:
@@ -109,18 +140,26 @@ def draw(name: str, args: Args, folder: Path) -> None:
     needed = grid.with_sources(list(cells.values()))  # each run once, whatever it stands for in the figure
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
     found = "not enough data" if unfinished else verdict(checks)  # a best run may be among those
-    env_id = "a convex bowl" if all(c.script == "stochastic_opt" for c in cells.values()) else preset.base["env_id"]
-    part = f" {len(unfinished)} of {len(needed)} runs are not finished." if unfinished else ""
-    seeds = {len(data.final(cell)) for cell in cells.values()}
-    caption = f"Claim: {figure.claim} Here: {found}.{part} Mean and 95 % interval of {max(seeds)} seeds on {env_id}."
+    bowl = all(cell.script == "stochastic_opt" for cell in needed)
+    where = "a convex bowl" if bowl else preset.base["env_id"]
+    seeds = max(len(data.final(cell)) for cell in needed)
+    diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
+    caption = (
+        f"Claim of the paper: {figure.claim} Here, on {where} with {seeds} seeds: {found}."
+        + f" {len(unfinished)} of {len(needed)} runs are not finished." * bool(unfinished)
+        + f" {diverged} seeds diverged, and are left out of the picture." * bool(diverged)
+        + f" {shown.shows}."
+        + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
+    )
+    title = f"Beukman et al. 2026, figure {name}: {figure.title}"
     out = output(name, args)
     out.parent.mkdir(parents=True, exist_ok=True)
-    pictures.save(shown, out.with_name(out.name + ".png"), f"Figure {name}: {figure.title}", caption)
+    pictures.save(shown, out.with_name(out.name + ".png"), title, caption)
     summary = {
         "figure": name,
         "title": figure.title,
         "preset": args.preset,
-        "command": shlex.join(["python", "figures.py", name, *(["--preset", args.preset] * (args.preset != "laptop"))]),
+        "command": shlex.join(replace(args, figures=(name,)).again()),
         "claim": figure.claim,
         "verdict": found,
         "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
@@ -147,6 +186,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *shlex.split(record["command"])]),
         "git_commit": record["git_commit"],
+        "git_dirty": record.get("git_dirty"),
         "started": record["started"],
         "machine": record["machine"],
         "devices": record["devices"],
@@ -173,8 +213,8 @@ def list_figures(args: Args) -> None:
     for name, preset in PRESETS.items():
         print(f"preset {name}: {preset.about}")
     print()
-    for name, figure in FIGURES.items():
-        there = []
+    for name in args.names:
+        figure, there = FIGURES[name], []
         for preset_name, preset in PRESETS.items():
             cells = grid.with_sources(list(figure.cells(preset).values()))
             done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)

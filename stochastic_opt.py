@@ -72,6 +72,8 @@ class Args(LogArgs):
         arguments.non_negative(self, "seed", "noise", "initial_distance", "switch_step")
         arguments.fraction(self, "momentum")
         arguments.below(self, 2**31 - self.num_seeds, "seed")
+        if self.switch_step is not None:
+            arguments.below(self, self.num_steps, "switch_step")
         if (self.switch_step is None) != (self.switch_learning_rate is None):
             given, missing = "step", "learning-rate"
             if self.switch_step is None:

@@ -24,10 +24,10 @@ AXIS_LABELS = {
     "charts/episodic_return": "episode return",
     "charts/episodic_length": "episode length (steps)",
     "charts/solve_rate": "solve rate",
-    "charts/negative_distance": "−‖x‖, distance from the optimum",
+    "charts/negative_distance": "−‖x‖ (negative distance from the optimum)",
     "charts/SPS": "environment steps per second",
     "outer/kl": "KL of an update (nats)",
-    "outer/grad_norm": "gradient norm before clipping",
+    "outer/grad_norm": "gradient norm (before any clipping)",
     "outer/update_norm": "norm of an update",
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.

@@ -23,11 +23,12 @@ class Data:
         return self._lines[run.name]
 
     def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
-        """Values [T, seeds] of the part of the run between these fractions of it; [1, 1] NaN where nothing is there."""
+        """Values [T, seeds] between these fractions of the run; [1, 1] NaN where it is not finished."""
         lines = self.lines(run)
+        if not lines or lines[-1]["update"] != run.num_updates:
+            return np.full((1, 1), np.nan)
         kept = [line for line in lines if begin < line["update"] / run.num_updates <= end]
-        _, values = plots.series(kept or lines[-1:], key)
-        return values if len(values) and lines[-1]["update"] == run.num_updates else np.full((1, 1), np.nan)
+        return plots.series(kept or lines[-1:], key)[1]
 
     def curve(self, run: Cell, key: str, updates: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """x [T], y [T, seeds] for a plot: of training runs a running mean over a thirtieth of the run. A run that was
@@ -42,16 +43,22 @@ class Data:
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
     def mean(self, run: Cell, begin: float, end: float) -> np.ndarray:
-        """Score over a part of the run. A seed that diverged is as good as a random policy."""
-        key = performance(self.p, run)
-        values = self.part(run, key, begin, end)
-        lines = self.lines(run)
-        if np.isnan(values).all():  # a finished run without a value: every seed has diverged
-            finished = bool(lines) and lines[-1]["update"] == run.num_updates
-            return np.zeros(dict(run.flags)["num_seeds"]) if finished else values[0]
+        """Score over a part of the run. A seed that has diverged by then is as good as a random policy."""
+        values = self.part(run, performance(self.p, run), begin, end)
         low, high = (0.0, 1.0) if run.script == "stochastic_opt" else (self.p.low, self.p.high)
-        known = np.where(np.isnan(values), low, values)
-        return (known.mean(0) - low) / (high - low)
+        diverged = self.diverged(run, end)
+        if diverged is None:
+            return np.full(1, np.nan)
+        means = plots.mean_and_ci(values.T)[0] if len(values) else np.nan
+        return np.where(diverged, 0.0, (means - low) / (high - low))
+
+    def diverged(self, run: Cell, end: float = 1.0) -> np.ndarray | None:
+        """The seeds whose updates are no longer finite at this fraction of the run; None if it is not finished."""
+        lines = self.lines(run)
+        if not lines or lines[-1]["update"] != run.num_updates:
+            return None
+        kept = [line for line in lines if line["update"] / run.num_updates <= end] or lines[:1]
+        return np.array([value is None for value in np.ravel(kept[-1].get("outer/update_norm", 0.0))])
 
     def final(self, run: Cell) -> np.ndarray:
         return self.mean(run, 0.9, 1.0)
@@ -65,7 +72,7 @@ class Data:
 
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
         """log10 of the geometric mean."""
-        return np.log10(self.part(run, key, begin, end)).mean(0)
+        return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
 
 
 def performance(p: Preset, run: Cell) -> str:

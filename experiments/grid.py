@@ -64,6 +64,13 @@ def command(cell: Cell, folder: Path) -> list[str]:
     return [*words, "--runs-dir", str(folder), "--run-name", cell.name]
 
 
+def paste(cell: Cell, folder: Path) -> str:
+    """The command as a line for a shell. What a run left that was broken off before its first checkpoint is in its
+    way."""
+    remains = state(cell, folder) == "missing" and (folder / cell.name).exists()
+    return (f"rm -r {shlex.quote(str(folder / cell.name))} && " if remains else "") + shlex.join(command(cell, folder))
+
+
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     """These cells and those that they start from, each once, sources first."""
     found: dict[str, Cell] = {}
@@ -109,10 +116,15 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
             except queue.Empty:
                 return
             start = time.perf_counter()
-            process = _start(cell, folder, cores)
+            try:
+                process = _start(cell, folder, cores)
+            except OSError as error:
+                failed.append(f"{cell.name}: {error}")
+                continue
             if process is None:
+                done += 1
                 if state(cell, folder) != "finished":
-                    failed.append(f"{cell.name}: another process is running it")
+                    say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
                 continue
             processes.append(process)
             code = process.wait()
@@ -175,21 +187,24 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
-    """Writes an sbatch array over what is not finished, one for each depth. -> the commands that submit them."""
+def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[Cell], list[str]]) -> list[str]:
+    """Writes an sbatch array over what is not finished, one for each depth; `run` gives the command of a cell. -> the
+    commands that submit them."""
     missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
     submit = []
     folder.mkdir(parents=True, exist_ok=True)
     for depth in sorted({cell.depth for cell in missing}):
         stage = [cell for cell in missing if cell.depth == depth]
         commands, script = folder / f"{name}-{depth}.commands", folder / f"{name}-{depth}.sbatch"
-        commands.write_text("".join(shlex.join(command(cell, folder)) + "\n" for cell in stage))
+        commands.write_text("".join(shlex.join(run(cell)) + "\n" for cell in stage))
         pick = f'$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))})'
+        output = shlex.quote(str(folder / f"{name}-%A_%a.out"))
         script.write_text(
             f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"
-            f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={folder}/{name}-%A_%a.out\n"
+            f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={output}\n"
             f'cd {shlex.quote(str(Path.cwd()))}\neval "{pick}"\n'
         )
-        after = "" if not submit else f" --dependency=afterok:$job{depth - 1}"
+        # After any end: where a source has failed, its run says so, and the others go on.
+        after = f" --dependency=afterany:$job{depth - 1}" if submit else ""
         submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
     return submit

@@ -13,6 +13,7 @@ from experiments.paper_a_runs import (
     BOWL_GOOD,
     BOWL_PLATEAU,
     BOWL_RATES,
+    BOWL_SWITCH,
     Cells,
     bowl_cells,
     bowl_switch_cells,
@@ -35,6 +36,12 @@ from experiments.verdicts import Check, difference, within
 MARGIN = 0.1  # of the way from a random policy to the best one: less is no difference
 FLAT = 0.05  # of that way in the second half of a run: less is a plateau
 TWICE = np.log10(2)
+ENVS = "parallel environments (--num-envs)"
+LITTLE = np.log10(1.25)
+UNSMOOTHED, FINAL = (
+    "Mean and 95 % interval over seeds",
+    "Mean and 95 % interval over seeds of the last tenth of each run",
+)
 STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
 
 Shown = tuple[Picture | HeatMap, list[Check]]
@@ -43,10 +50,6 @@ Shown = tuple[Picture | HeatMap, list[Check]]
 def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None = None, **how: Any) -> list[Line]:
     drawn = [Line(label(k), *d.curve(run, key or performance(d.p, run), **how)) for k, run in cells.items()]
     return [line for line in drawn if len(line.x)]
-
-
-def number(value: float) -> str:
-    return f"{value:g}"
 
 
 # The figures: from the runs to a picture and the checks of its claim.
@@ -60,26 +63,28 @@ def show_step_size(d: Data, cells: Cells) -> Shown:
         difference("final score, the good COM less the highest", d.final(good), d.final(strong), above=MARGIN),
         difference("gain in the second half, the highest COM", d.gain(strong), 0.0, above=FLAT),
     ]
-    return Picture({"": curves(d, cells, lambda com: f"--com {number(com)}")}, STEPS, axis(d.p)), checks
+    return Picture({"": curves(d, cells, lambda com: f"--com {com:g}")}, STEPS, axis(d.p)), checks
 
 
 def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -> list[Check]:
-    better = f"final score, {flag} {number(good)} less {number(weak)}"
+    """It has learned something, gains no more (a fall counts, too), and ends below what another step size reaches."""
+    run = cells[weak]
     return [
-        difference(better, d.final(cells[good]), d.final(cells[weak]), above=MARGIN),
-        difference(f"gain in the second half, {flag} {number(weak)}", d.gain(cells[weak]), 0.0, below=FLAT),
+        difference(f"score in the middle of the run, {flag} {weak:g}", d.middle(run), 0.0, above=MARGIN),
+        difference(f"gain in the second half, {flag} {weak:g}", d.gain(run), 0.0, below=FLAT),
+        difference(f"final score, {flag} {good:g} less {weak:g}", d.final(cells[good]), d.final(run), above=MARGIN),
     ]
 
 
 def regularisation(d: Data, cells: Cells, flag: str, weak: float, good: float, strong: float) -> Shown:
     """Figures 5a, 5b. Slow is what is behind in the middle of the run, even if it arrives."""
-    what = f"score in the middle of the run, {flag} {number(good)} less {number(strong)}"
+    what = f"score in the middle of the run, {flag} {good:g} less {strong:g}"
     checks = [
         *plateau_checks(d, cells, flag, weak, good),
         difference(what, d.middle(cells[good]), d.middle(cells[strong]), above=MARGIN),
-        difference(f"gain in the second half, {flag} {number(strong)}", d.gain(cells[strong]), 0.0, above=FLAT),
+        difference(f"gain in the second half, {flag} {strong:g}", d.gain(cells[strong]), 0.0, above=FLAT),
     ]
-    return Picture({"": curves(d, cells, lambda value: f"{flag} {number(value)}")}, STEPS, axis(d.p)), checks
+    return Picture({"": curves(d, cells, lambda value: f"{flag} {value:g}")}, STEPS, axis(d.p)), checks
 
 
 def show_com(d: Data, cells: Cells) -> Shown:
@@ -90,47 +95,60 @@ def show_eps(d: Data, cells: Cells) -> Shown:
     return regularisation(d, cells, "--clip-eps", d.p.weak_eps, d.p.good_eps, d.p.epsilons[0])
 
 
-def stays_large(d: Data, cells: Cells, flag: str, key: str, weak: float, good: float) -> Shown:
-    """Figures 2a to 2c: on the plateau the updates go on."""
-    lines = curves(d, cells, lambda value: f"{flag} {number(value)}", key)
-    late, early = d.log_mean(cells[weak], key), d.log_mean(cells[weak], key, 0.2, 0.3)
-    calm = d.log_mean(cells[good], key)
+def stays_large(d: Data, cells: Cells, key: str) -> Shown:
+    """Figures 2b, 2c: on the plateau the updates go on, larger than where learning goes on."""
+    weak, good = d.p.weak_com, d.p.good_com
+    late, early, other = (d.log_mean(cells[c], key, *t) for c, *t in ((weak,), (weak, 0.2, 0.3), (good,)))
     checks = [
-        difference(f"gain in the second half, {flag} {weak:g}", d.gain(cells[weak]), 0.0, below=FLAT),
-        difference(f"log10 of {key} at the end, {flag} {weak:g} less {good:g}", late, calm, above=TWICE),
-        difference(f"log10 of {key}, {flag} {weak:g}, end less first quarter", late, early, above=-TWICE),
+        *plateau_checks(d, cells, "--com", weak, good),
+        difference(f"log10 of {key} at the end, --com {weak:g} less {good:g}", late, other, above=TWICE),
+        difference(f"log10 of {key}, --com {weak:g}, end less first quarter", late - early, 0.0, above=-TWICE),
     ]
-    steps = "gradient steps" if flag == "--learning-rate" else STEPS
-    return Picture({"": lines}, steps, plots.AXIS_LABELS[key], log_y=True), checks
+    lines = curves(d, cells, lambda com: f"--com {com:g}", key)
+    return Picture({"": lines}, STEPS, plots.AXIS_LABELS[key], log_y=True), checks
 
 
 def show_grad_norm(d: Data, cells: Cells) -> Shown:
-    return stays_large(d, cells, "--com", "outer/grad_norm", d.p.weak_com, d.p.good_com)
+    return stays_large(d, cells, "outer/grad_norm")
 
 
 def show_kl(d: Data, cells: Cells) -> Shown:
-    return stays_large(d, cells, "--com", "outer/kl", d.p.weak_com, d.p.good_com)
+    return stays_large(d, cells, "outer/kl")
 
 
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
-    return stays_large(d, cells, "--learning-rate", "outer/update_norm", BOWL_PLATEAU, BOWL_GOOD)
+    """Figure 2a: on the plateau a step goes farther than the optimum is away, from start to end."""
+    key, run = "outer/update_norm", cells[BOWL_PLATEAU]
+    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
+    distance = np.log10(-d.final(run))
+    checks = [
+        difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(run), 0.0, below=FLAT),
+        *within(f"log10 of {key}, rate {BOWL_PLATEAU}, end less first quarter", late - early, 0.0, FLAT),
+        difference(f"log10 of {key} over ‖x‖ at the end, rate {BOWL_PLATEAU}", late - distance, 0.0, above=0.0),
+    ]
+    lines = curves(d, cells, lambda rate: f"--learning-rate {rate:g}", key)
+    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[key], log_y=True, shows=UNSMOOTHED), checks
 
 
 def show_bowl(d: Data, cells: Cells) -> Shown:
     """Figure 1b, with the theory beside it."""
-    lines = curves(d, cells, lambda rate: f"--learning-rate {rate:g}")
-    lines += theory(d, cells)
-    high, good, low = (d.final(cells[rate]) for rate in (BOWL_PLATEAU, BOWL_GOOD, BOWL_RATES[-1]))
+    good, low = d.final(cells[BOWL_GOOD]), d.final(cells[BOWL_RATES[-1]])
     checks = [
-        difference(f"final −‖x‖, rate {BOWL_GOOD} less {BOWL_PLATEAU}", good, high, above=MARGIN),
         difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(cells[BOWL_PLATEAU]), 0.0, below=FLAT),
+        difference(
+            f"final −‖x‖, rate {BOWL_GOOD} less {BOWL_PLATEAU}", good, d.final(cells[BOWL_PLATEAU]), above=MARGIN
+        ),
         difference(f"final −‖x‖, rate {BOWL_GOOD} less {BOWL_RATES[-1]}", good, low, above=MARGIN),
         difference(f"gain in the second half, rate {BOWL_RATES[-1]}", d.gain(cells[BOWL_RATES[-1]]), 0.0, above=FLAT),
     ]
     for rate, run in cells.items():
         predicted = d.part(run, "theory/negative_distance", 0.9, 1.0).mean()
-        checks += within(f"final −‖x‖ over that of the theory, rate {rate}", d.final(run) / predicted, 1.0, 0.05)
-    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS["charts/negative_distance"]), checks
+        checks += within(
+            f"final −‖x‖ over that of the theory, rate {rate}, less 1", d.final(run) / predicted - 1, 0.0, 0.05
+        )
+    lines = curves(d, cells, lambda rate: f"--learning-rate {rate:g}") + theory(d, cells)
+    y_label = plots.AXIS_LABELS["charts/negative_distance"]
+    return Picture({"": lines}, "gradient steps", y_label, shows=UNSMOOTHED), checks
 
 
 def theory(d: Data, cells: Cells) -> list[Line]:
@@ -141,13 +159,18 @@ def theory(d: Data, cells: Cells) -> list[Line]:
 def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: float, small: float) -> list[Check]:
     """Figures 3a and 3b: what counts is the step size that a run has now, not the one that it began with.
 
-    `ends`: (first, then) -> the run that ends with `then`."""
+    `ends`: (first, then) -> the run that ends with `then`. Runs with the same `first` have their past in common, so
+    their differences are taken seed by seed."""
     final = {key: d.final(run) for key, run in ends.items()}
     cured, spoilt, plateau, good = (final[k] for k in ((large, small), (small, large), (large, large), (small, small)))
     return [
-        difference(f"final score, {flag} {large:g} then {small:g}, less {large:g} kept", cured, plateau, above=MARGIN),
+        difference(
+            f"final score, {flag} {large:g} then {small:g}, less {large:g} kept", cured - plateau, 0.0, above=MARGIN
+        ),
         *within(f"final score, {flag} {large:g} then {small:g}, less {small:g} kept", cured, good, MARGIN),
-        difference(f"final score, {flag} {small:g} kept, less {small:g} then {large:g}", good, spoilt, above=MARGIN),
+        difference(
+            f"final score, {flag} {small:g} kept, less {small:g} then {large:g}", good - spoilt, 0.0, above=MARGIN
+        ),
         *within(f"final score, {flag} {small:g} then {large:g}, less {large:g} kept", spoilt, plateau, MARGIN),
     ]
 
@@ -155,39 +178,58 @@ def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: f
 def show_changed_com(d: Data, cells: Cells) -> Shown:
     whole = {com: run for com, run in cells.items() if not isinstance(com, tuple)}
     changed = {key: run for key, run in cells.items() if isinstance(key, tuple)}
-    lines = curves(d, whole, lambda com: f"--com {number(com)}")
-    lines += curves(d, changed, lambda key: f"--com {number(key[1])} (from {number(key[0])})")
-    checks = switched(d, changed, "--com", d.p.weak_com, d.p.good_com)
-    half = d.p.total_timesteps // d.p.steps_per_update // 2 * d.p.steps_per_update
+    lines = curves(d, whole, lambda com: f"--com {com:g}")
+    lines += curves(d, changed, lambda key: f"--com {key[1]:g} (from {key[0]:g})")
+    weak = whole[d.p.weak_com]
+    before = d.middle(weak) - d.mean(weak, 0.2, 0.25)
+    checks = [
+        difference(f"gain in the second quarter, --com {d.p.weak_com:g}, before the change", before, 0.0, below=FLAT),
+        *switched(d, changed, "--com", d.p.weak_com, d.p.good_com),
+    ]
+    half = weak.num_updates // 2 * d.p.steps_per_update
     return Picture({"": lines}, STEPS, axis(d.p), marks=(half,)), checks
 
 
 def show_changed_rate(d: Data, cells: Cells) -> Shown:
     lines = curves(d, cells, lambda key: f"{key[0]:g}" if key[0] == key[1] else f"{key[0]:g}, then {key[1]:g}")
     lines = [line._replace(label=f"--learning-rate {line.label}") for line in lines] + theory(d, cells)
-    checks = switched(d, cells, "rate", *BOWL_CHANGED)
-    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS["charts/negative_distance"], marks=(500,)), checks
+    y_label = plots.AXIS_LABELS["charts/negative_distance"]
+    picture = Picture({"": lines}, "gradient steps", y_label, marks=(BOWL_SWITCH,), shows=UNSMOOTHED)
+    return picture, switched(d, cells, "rate", *BOWL_CHANGED)
 
 
-def best(d: Data, runs: list[Cell]) -> np.ndarray:
-    """Final scores of the run with the best mean."""
-    return max((d.final(run) for run in runs), key=lambda scores: np.nan_to_num(scores.mean(), nan=-np.inf))
+def top(scores: dict[Any, np.ndarray]) -> Any:
+    """The key of the highest mean."""
+    return max(scores, key=lambda key: np.nan_to_num(scores[key].mean(), nan=-np.inf))
 
 
 def show_learning_rates(d: Data, cells: Cells) -> Shown:
     """Figure 4: the better of annealed and not, for each learning rate."""
-    scores = {(c, r): best(d, [cells[c, r, False], cells[c, r, True]]) for c, r, _ in cells}
-    coms, rates = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
-    lines = [score_line(d, f"--com {number(com)}", rates, [scores[com, r] for r in rates]) for com in coms]
-    tops = {com: max((scores[com, r] for r in rates), key=np.mean) for com in coms}
+    final = {key: d.final(run) for key, run in cells.items()}
+    coms, rates = parts(cells, 0), parts(cells, 1)
+    scores = {(c, r): final[top({(c, r, a): final[c, r, a] for a in (False, True)})] for c in coms for r in rates}
+    lines = [score_line(d, f"--com {com:g}", rates, [scores[com, r] for r in rates]) for com in coms]
+    tops = {com: top({(com, r): scores[com, r] for r in rates}) for com in coms}
     weak, good = coms[0], coms[-1]
-    common = max(rates, key=lambda rate: scores[good, rate].mean())
-    what = f"best score over all learning rates, --com {good:g} less {weak:g}"
-    checks = [difference(what, tops[good], tops[weak], above=MARGIN)]
+    what = f"best final score over all learning rates, --com {good:g} less {weak:g}"
+    checks = [difference(what, scores[tops[good]], scores[tops[weak]], above=MARGIN)]
+    common = tops[good][1]
     for com in coms[:-1]:
-        what = f"--com {com:g}: best score less that at {common:g}, the best rate of --com {good:g}"
-        checks.append(difference(what, tops[com], scores[com, common], below=MARGIN))
-    return Picture({"": lines}, "Adam's learning rate (--learning-rate)", score_axis(d.p), log_x=True), checks
+        what = f"final score, --com {com:g}: its best learning rate less {common:g}, the best one of --com {good:g}"
+        checks += not_below(what, scores, tops[com], (com, common))
+    return Picture(
+        {"": lines}, "Adam's learning rate (--learning-rate)", score_axis(d.p), log_x=True, shows=FINAL
+    ), checks
+
+
+def parts(cells: Cells, place: int) -> list[Any]:
+    """The values at this place of the keys."""
+    return list(dict.fromkeys(key[place] for key in cells))
+
+
+def not_below(what: str, scores: dict[Any, np.ndarray], best: Any, key: Any) -> list[Check]:
+    """No check where the run is the best one itself."""
+    return [] if key == best else [difference(what, scores[best], scores[key], below=MARGIN)]
 
 
 def score_line(d: Data, label: str, x: list[float], scores: list[np.ndarray]) -> Line:
@@ -203,16 +245,16 @@ def score_axis(p: Preset) -> str:
 
 def epochs(d: Data, cells: Cells, flag: str, weak: float, strong: float) -> Shown:
     """Figures 6a, 6b."""
-    values, numbers = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    values, numbers = parts(cells, 0), parts(cells, 1)
     panels = {
-        f"{flag} {number(value)}": curves(d, {e: cells[value, e] for e in numbers}, lambda e: f"--update-epochs {e}")
+        f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in numbers}, lambda e: f"--update-epochs {e}")
         for value in values
     }
     few, many = numbers[0], numbers[-1]
     final = {key: d.final(run) for key, run in cells.items()}
-    fewer = max((final[weak, e] for e in numbers[:-1]), key=np.mean)
-    what = f"final score, {flag} {number(weak)}, the best of fewer epochs less {many}"
-    slow = f"final score, {flag} {number(strong)}, {many} epochs less {few}"
+    fewer = final[top({(weak, e): final[weak, e] for e in numbers[:-1]})]
+    what = f"final score, {flag} {weak:g}, the best of fewer epochs less {many}"
+    slow = f"final score, {flag} {strong:g}, {many} epochs less {few}"
     checks = [
         difference(what, fewer, final[weak, many], above=MARGIN),
         difference(slow, final[strong, many], final[strong, few], above=MARGIN),
@@ -231,10 +273,10 @@ def show_eps_epochs(d: Data, cells: Cells) -> Shown:
 
 def batches(d: Data, cells: Cells, flag: str) -> Shown:
     """Figures 7a, 7b: the first value is the weak one, the second the good one."""
-    values, envs = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    values, envs = parts(cells, 0), parts(cells, 1)
     size = d.p.base["num_steps"]
     panels = {
-        f"{flag} {number(value)}": curves(
+        f"{flag} {value:g}": curves(
             d, {n: cells[value, n] for n in envs}, lambda n: f"--num-envs {n}: {n * size:,} transitions", updates=True
         )
         for value in values
@@ -242,20 +284,14 @@ def batches(d: Data, cells: Cells, flag: str) -> Shown:
     final = {key: d.final(run) for key, run in cells.items()}
     (weak, good), small, large = values[:2], envs[0], envs[-1]
     lost = {n: final[good, n] - final[weak, n] for n in (small, large)}
+    more = f"final score, {flag} {weak:g}, {large} environments less {small}"
     checks = [
-        difference(
-            f"final score, {flag} {weak:g}, {large} environments less {small}",
-            final[weak, large],
-            final[weak, small],
-            above=MARGIN,
-        ),
+        difference(more, final[weak, large], final[weak, small], above=MARGIN),
         difference(
             f"what {flag} {weak:g} loses against {good:g}, {small} environments less {large}",
-            lost[small],
-            lost[large],
-            above=MARGIN,
+            lost[small], lost[large], above=MARGIN,
         ),
-    ]
+    ]  # fmt: skip
     return Picture(panels, UPDATES, axis(d.p)), checks
 
 
@@ -268,37 +304,47 @@ def show_eps_batches(d: Data, cells: Cells) -> Shown:
 
 
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """Figure 8. A dot is one seed of one run: the median of its DDR and its best score, up to a budget."""
+    """Figure 8. A dot is one seed of one run: the median of its DDR and its best score, up to a budget.
+
+    A sample of the checks is a run, the mean of its seeds; which fifth of the runs is best is decided on other seeds
+    than those that are compared."""
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
-    dots = {budget: np.concatenate([up_to(d, run, budget) for run in cells.values()]) for budget in budgets}
+    dots = {
+        budget: np.stack([up_to(d, run, budget) for run in cells.values()]) for budget in budgets
+    }  # [runs, seeds, 2]
     scale = d.p.high - d.p.low
     lines = [
-        Line(f"up to {budget:,} steps", xy[:, 0], d.p.low + xy[:, 1:] * scale, "dots") for budget, xy in dots.items()
+        Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
+        for budget, xy in dots.items()
     ]
-    checks, tops = [], {}
-    for budget, xy in dots.items():
-        x, y = xy[np.isfinite(xy).all(1)].T
-        order, fifth = np.argsort(x), max(2, len(x) // 5)
-        tops[budget] = np.log10(x[np.argsort(y)[-fifth:]])
-        middle = y[np.argsort(y)[-fifth:]]
-        if budget == budgets[-1]:
-            checks += [
-                difference(
-                    "best score, the best fifth of the runs less the fifth of lowest DDR",
-                    middle,
-                    y[order[:fifth]],
-                    above=MARGIN,
-                ),
-                difference(
-                    "best score, the best fifth of the runs less the fifth of highest DDR",
-                    middle,
-                    y[order[-fifth:]],
-                    above=MARGIN,
-                ),
-            ]
+    ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
+    fifths = np.array_split(np.argsort(ddr), 5)
+    chosen, tested = (
+        score[:, ::2].mean(1),
+        score[:, 1::2].mean(1) if score.shape[1] > 1 else np.full(len(score), np.nan),
+    )
+    inner = max(fifths[1:4], key=lambda fifth: chosen[fifth].mean())
+    what = "best score, an inner fifth of the runs (by DDR) less the fifth of"
+    checks = [
+        difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
+        difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
+        peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
+    ]
+    how = "Each dot is one seed of one run: best running mean of the return, median DDR"
+    return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
+
+
+def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
+    """How far the DDR of the best fifth of the runs moves from one budget to another, both [runs, 2]: DDR, score. The
+    interval is a bootstrap over runs, the same ones at both budgets."""
+
+    def peak(dots: np.ndarray) -> float:
+        return np.log10(dots[np.argsort(dots[:, 1])[-max(1, len(dots) // 5) :], 0]).mean()
+
+    chosen = np.random.default_rng(0).integers(len(first), size=(1000, len(first)))
+    low, high = np.percentile([peak(last[i]) - peak(first[i]) for i in chosen], [2.5, 97.5])
     what = "log10 DDR of the best fifth of the runs, largest budget less smallest"
-    checks.append(difference(what, tops[budgets[-1]], tops[budgets[0]], above=0.0))
-    return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True), checks
+    return Check(what, float(peak(last) - peak(first)), float(low), float(high), above=0.0)
 
 
 def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
@@ -307,32 +353,27 @@ def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
     _, ddr = plots.series(lines, "outer/ddr")
     _, score = plots.series(lines, d.p.performance)
     if not len(ddr) or not len(score):
-        return np.full((1, 2), np.nan)
+        return np.full((dict(run.flags)["num_seeds"], 2), np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
     return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0)], axis=1)
 
 
-def recipe_parts(cells: Cells) -> tuple[list[str], list[int]]:
-    recipes, envs = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    return recipes, envs
-
-
 def recipe_checks(d: Data, cells: Cells) -> list[Check]:
-    """Figures 9 and 14: the first recipe is never clearly worse, the second is where its minibatches are small."""
-    recipes, envs = recipe_parts(cells)
+    """Figures 9 and 14: the first recipe is nowhere clearly worse than another one; the second is worse than the first
+    where its minibatches are small."""
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
     ours, larger = recipes[:2]
     checks = []
     for n in (n for n in envs if n != d.p.base["num_envs"]):
-        other = max((final[recipe, n] for recipe in recipes[1:]), key=np.mean)
-        what = f"final score, {n} environments, the best other recipe less {ours}"
-        checks.append(difference(what, other, final[ours, n], below=MARGIN))
+        best = top({(recipe, n): final[recipe, n] for recipe in recipes})
+        checks += not_below(f"final score, {n} environments, {best[0]} less {ours}", final, best, (ours, n))
     what = f"final score, {envs[0]} environments, {ours} less {larger}"
     return [*checks, difference(what, final[ours, envs[0]], final[larger, envs[0]], above=MARGIN)]
 
 
 def show_recipes(d: Data, cells: Cells) -> Shown:
-    recipes, envs = recipe_parts(cells)
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     panels = {
         f"--num-envs {n}": curves(d, {recipe: cells[recipe, n] for recipe in recipes}, lambda r: f"--scaling {r}")
         for n in envs
@@ -341,76 +382,72 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
 
 
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
-    recipes, envs = recipe_parts(cells)
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     lines = [score_line(d, f"--scaling {r}", envs, [d.final(cells[r, n]) for n in envs]) for r in recipes]
-    picture = Picture({"": lines}, "parallel environments (--num-envs)", score_axis(d.p), log_x=True)
+    picture = Picture({"": lines}, ENVS, score_axis(d.p), log_x=True, shows=FINAL)
     return picture, recipe_checks(d, cells)
 
 
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
     """Figure 13. A run has one speed: its spread is that over ten parts of the run, not over seeds."""
-    recipes, envs = recipe_parts(cells)
-    seeds = d.p.base["num_seeds"]
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
-        key: seeds * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
+        key: d.p.base["num_seeds"] * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
         for key, run in cells.items()
     }
-    lines = [
-        Line(f"--scaling {recipe}", np.array(envs, np.float64), np.array([speeds[recipe, n] for n in envs]), "points")
-        for recipe in recipes
-    ]
+    x = np.array(envs, np.float64)
+    lines = [Line(f"--scaling {r}", x, np.array([speeds[r, n] for n in envs]), "points") for r in recipes]
     checks = []
     for n in (n for n in envs if n != d.p.base["num_envs"]):
-        logs = [np.log10(speeds[recipe, n]) for recipe in recipes]
-        slow, fast = min(logs, key=np.mean), max(logs, key=np.mean)
-        checks.append(
-            difference(f"log10 of the speed of the fastest over the slowest, {n} environments", fast, slow, below=TWICE)
-        )
-    label = "environment steps per second, learning included, all seeds"
-    return Picture({"": lines}, "parallel environments (--num-envs)", label, log_x=True, log_y=True), checks
+        logs = {recipe: np.log10(speeds[recipe, n]) for recipe in recipes}
+        fast, slow = (f(logs, key=lambda recipe: logs[recipe].mean()) for f in (max, min))
+        what = f"log10 of the speed, {n} environments, {fast} over {slow}"
+        checks.append(difference(what, logs[fast], logs[slow], below=LITTLE))
+    label = "environment steps per second, learning included"
+    how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
+    return Picture({"": lines}, ENVS, label, log_x=True, log_y=True, shows=how), checks
 
 
 def trade_checks(d: Data, cells: Cells) -> list[Check]:
     """Figures 12a and 12b: for each COM an epsilon makes up for it; with one epsilon for all the COM matters; too large
     an epsilon is lost."""
-    coms, epsilons = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    coms, epsilons = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
-    tops = {com: max((final[com, eps] for eps in epsilons), key=np.mean) for com in coms}
-    top = max(tops.values(), key=np.mean)
-    checks = [
-        difference(f"best final score of all, less the best of --com {com:g}", top, tops[com], below=MARGIN)
-        for com in coms
-    ]
-    fixed = [final[com, d.p.good_eps] for com in coms]
+    best = top(final)
+    checks = []
+    for com in coms:
+        mine = top({(com, eps): final[com, eps] for eps in epsilons})
+        checks += not_below(f"final score, best of all less best of --com {com:g}", final, best, mine)
+    fixed = {(com, d.p.good_eps): final[com, d.p.good_eps] for com in coms}
+    worst = min(fixed, key=lambda key: fixed[key].mean())
+    extreme = top({(com, epsilons[-1]): final[com, epsilons[-1]] for com in coms})
     what = f"final score, --clip-eps {d.p.good_eps:g}, best COM less worst"
-    checks.append(difference(what, max(fixed, key=np.mean), min(fixed, key=np.mean), above=MARGIN))
-    extreme = max((final[com, epsilons[-1]] for com in coms), key=np.mean)
+    lost = f"final score, best of all less best of --clip-eps {epsilons[-1]:g}"
     return [
         *checks,
-        difference(
-            f"best final score of all, less the best of --clip-eps {epsilons[-1]:g}", top, extreme, above=MARGIN
-        ),
+        difference(what, fixed[top(fixed)], fixed[worst], above=MARGIN),
+        difference(lost, final[best], final[extreme], above=MARGIN),
     ]
 
 
 def show_best_eps(d: Data, cells: Cells) -> Shown:
-    coms, epsilons = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    coms, epsilons = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
-    tops = [max((final[com, eps] for eps in epsilons), key=np.mean) for com in coms]
+    tops = [final[top({(com, eps): final[com, eps] for eps in epsilons})] for com in coms]
     lines = [
         score_line(d, "the best --clip-eps for each COM", coms, tops),
         score_line(d, f"--clip-eps {d.p.good_eps:g}", coms, [final[com, d.p.good_eps] for com in coms]),
     ]
     x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
-    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True), trade_checks(d, cells)
+    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=FINAL), trade_checks(d, cells)
 
 
 def show_heat_map(d: Data, cells: Cells) -> Shown:
-    coms, epsilons = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    coms, epsilons = parts(cells, 0), parts(cells, 1)
     scale = d.p.high - d.p.low
     values = np.array([[d.p.low + scale * d.final(cells[com, eps]).mean() for eps in epsilons] for com in coms])
-    names = [number(com) for com in coms], [number(eps) for eps in epsilons]
+    names = [f"{com:g}" for com in coms], [f"{eps:g}" for eps in epsilons]
     return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), trade_checks(d, cells)
 
 
@@ -481,11 +518,11 @@ FIGURES = {
     ),
     "7a": Figure(
         "Batch size and COM, the same number of updates",
-        "Large batches stand weak regularisation (low COM) far better.", com_batch_cells, show_com_batches,
+        "Large batches tolerate weak regularisation (low COM) far better.", com_batch_cells, show_com_batches,
     ),
     "7b": Figure(
         "Batch size and ε, the same number of updates",
-        "Large batches stand weak regularisation (large ε) far better.", eps_batch_cells, show_eps_batches,
+        "Large batches tolerate weak regularisation (large ε) far better.", eps_batch_cells, show_eps_batches,
     ),
     "8": Figure(
         "Data-to-divergence ratio", "Performance falls at both ends; the best ratio rises with the budget.",
@@ -498,11 +535,11 @@ FIGURES = {
         recipe_cells, show_recipes,
     ),
     "12a": Figure(
-        "The best ε for each COM", "An ε makes up for the COM, and a COM for ε, but for extreme values of ε.",
+        "The best ε for each COM", "For every COM some ε does about as well as the best pair; an extreme ε never does.",
         grid_cells, show_best_eps,
     ),
     "12b": Figure(
-        "COM and ε", "An ε makes up for the COM, and a COM for ε, but for extreme values of ε.",
+        "COM and ε", "For every COM some ε does about as well as the best pair; an extreme ε never does.",
         grid_cells, show_heat_map,
     ),
     "13": Figure(

@@ -8,7 +8,7 @@ from experiments.presets import Preset, bowl, cell
 RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
 BOWL_RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
 BOWL_PLATEAU, BOWL_GOOD = 0.5, 0.01
-BOWL_CHANGED = (0.5, 0.01)
+BOWL_CHANGED, BOWL_SWITCH = (0.5, 0.01), 500
 
 Cells = dict[Any, Cell]
 
@@ -115,4 +115,4 @@ def bowl_cells(p: Preset) -> Cells:
 def bowl_switch_cells(p: Preset) -> Cells:
     stay = {(a, a): bowl(learning_rate=a) for a in BOWL_CHANGED}
     changed = [BOWL_CHANGED, BOWL_CHANGED[::-1]]
-    return stay | {(a, b): bowl(learning_rate=a, switch_step=500, switch_learning_rate=b) for a, b in changed}
+    return stay | {(a, b): bowl(learning_rate=a, switch_step=BOWL_SWITCH, switch_learning_rate=b) for a, b in changed}

@@ -30,6 +30,7 @@ class Picture(NamedTuple):
     log_y: bool = False
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
+    shows: str = "Mean and 95 % interval over seeds, running mean over a thirtieth of the run"
 
 
 class HeatMap(NamedTuple):
@@ -41,6 +42,7 @@ class HeatMap(NamedTuple):
     x_label: str
     y_label: str
     value_label: str
+    shows: str = "Mean over seeds"
 
 
 def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> None:
@@ -66,12 +68,14 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
 def _draw_panels(figure: Any, picture: Picture) -> None:
     from matplotlib.ticker import EngFormatter
 
+    labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
+    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
     first = None
     for column, (title, lines) in enumerate(picture.panels.items()):
         axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=first)
         first = first or axes
-        for number, line in enumerate(lines):
-            _draw_line(axes, line, COLOURS[number % len(COLOURS)], picture.log_y)
+        for line in lines:
+            _draw_line(axes, line, colours[line.label], picture.log_y)
         axes.set_title(title, fontsize=11)
         axes.set_xlabel(picture.x_label)
         if column == 0:
@@ -111,7 +115,7 @@ def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:
 
 def _draw_heat_map(figure: Any, what: HeatMap) -> None:
     axes = figure.add_subplot()
-    image = axes.imshow(what.values, cmap="viridis", aspect="auto")
+    image = axes.imshow(what.values, cmap="viridis", aspect="auto", origin="lower")
     axes.set_xticks(range(len(what.columns)), what.columns)
     axes.set_yticks(range(len(what.rows)), what.rows)
     axes.set_xlabel(what.x_label)

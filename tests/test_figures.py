@@ -176,10 +176,13 @@ def write_run(folder, cell, lines, updates=None):
     (path / "summary.json").write_text(json.dumps({"updates": updates or cell.num_updates}))
 
 
-def small_run(folder, values, source=None, updates=None, key="charts/episodic_return", name="a", seeds=2):
+def small_run(folder, values, source=None, updates=None, key="charts/episodic_return", seeds=2, norms=(), name="a"):
     """A run of 20 updates of 2048 steps with a line for each value."""
     cell = Cell("ppo", name, (("num_seeds", seeds),), updates or 20, source, 10 if source else 0)
-    write_run(folder, cell, [{"update": i, "global_step": 2048 * i, key: v} for i, v in enumerate(values, 1)])
+    lines = [{"update": i, "global_step": 2048 * i, key: v} for i, v in enumerate(values, 1)]
+    for line, norm in zip(lines, norms, strict=False):
+        line["outer/update_norm"] = norm
+    write_run(folder, cell, lines)
     return cell, Data(LAPTOP, folder)
 
 
@@ -205,14 +208,17 @@ def test_a_mean_of_logarithms_is_that_of_the_geometric_mean(tmp_path):
     np.testing.assert_allclose(data.log_mean(cell, "outer/kl", 0.2, 0.3), np.log10([9, 9]))
 
 
-def test_a_seed_that_diverged_is_a_random_policy(tmp_path):
-    cell, data = small_run(tmp_path, [[-150.0, -150.0]] * 12 + [[-150.0, None]] * 8)
-    np.testing.assert_allclose(data.final(cell), [1.0, 0.0])
+@pytest.mark.parametrize("norm, scores", [([1.0, None], [1.0, 0.0]), ([None, None], [0.0, 0.0])])
+def test_a_seed_that_diverged_is_a_random_policy(tmp_path, norm, scores):
+    returns = [None if x is None else -150.0 for x in norm]
+    cell, data = small_run(tmp_path, [[-150.0] * 2] * 12 + [returns] * 8, norms=[[1.0] * 2] * 12 + [norm] * 8)
+    np.testing.assert_array_equal(data.final(cell), scores)
+    np.testing.assert_array_equal(data.diverged(cell), [x is None for x in norm])
 
 
-def test_so_is_a_run_all_of_whose_seeds_diverged(tmp_path):
-    cell, data = small_run(tmp_path, [[-150.0] * 2] * 12 + [[None, None]] * 8)
-    np.testing.assert_array_equal(data.final(cell), [0.0, 0.0])
+def test_a_seed_without_a_finished_episode_in_a_line_is_scored_by_its_others(tmp_path):
+    cell, data = small_run(tmp_path, [[-150.0, -150.0]] * 19 + [[-150.0, None]], norms=[[1.0, 1.0]] * 20)
+    np.testing.assert_array_equal(data.final(cell), [1.0, 1.0])
 
 
 def test_unfinished_and_missing_runs_have_no_score(tmp_path):
@@ -403,13 +409,14 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, world
     for name in ("5a", "1b"):
         summary = read(tmp_path / f"new/fig_{name}.json")
         assert (summary["verdict"], summary["not_finished"]) == ("holds", [])
-        assert summary["command"] == f"python figures.py {name}" and f"figure {name}: holds" in out
+        assert summary["command"].startswith(f"python figures.py {name} --preset laptop --runs-dir ")
+        assert f"figure {name}: holds" in out
         assert (tmp_path / f"new/fig_{name}.png").read_bytes().startswith(b"\x89PNG")
     summary = read(tmp_path / "new/fig_5a.json")
-    assert len(summary["checks"]) == 4 and {check["outcome"] for check in summary["checks"]} == {"holds"}
+    assert len(summary["checks"]) == 5 and {check["outcome"] for check in summary["checks"]} == {"holds"}
     for check in summary["checks"]:
         assert check["low"] <= check["estimate"] <= check["high"] and check["what"] in out
-    assert summary["checks"][0]["above"] == 0.1 and abs(summary["checks"][0]["estimate"] - 0.5) < 0.02
+    assert summary["checks"][2]["above"] == 0.1 and abs(summary["checks"][2]["estimate"] - 0.5) < 0.02
     run = summary["runs"]["512.0"]
     assert run["command"].startswith("python ppo_ewma.py --env-id Pendulum-v1") and "--com 512.0" in run["command"]
     assert run["machine"] == {"cpu": "a toaster"} and (run["git_commit"], run["jax"]) == ("abc", "1.2.3")
