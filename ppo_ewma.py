@@ -6,9 +6,10 @@
 PPO's behaviour policy has two jobs: it collected the data (importance sampling), and it is what the policy must stay
 near (regularisation). Here a proximal policy has the second: an exponentially weighted moving average of the weights,
 theta_prox <- beta theta_prox + (1 - beta) theta after every minibatch, beta = COM / (1 + COM). Its age, the centre of
-mass --com in minibatch steps, sets the step size of the outer loop without touching the data. With it Beukman et al.
-2026 (https://arxiv.org/abs/2603.06009, eq. 4) show that a plateau is too large a step. COM 0 clips nothing; PPO's
-behaviour policy is update_epochs * num_minibatches / 2 steps old on average. The rest is ppo.py, to the letter.
+mass --com in minibatch steps, sets the step size of the outer loop without touching the data. Beukman et al. 2026
+(https://arxiv.org/abs/2603.06009; their eq. 4 is our loss) show with it that some plateaus are too large a step. At COM
+0 theta_prox is theta, and nothing is clipped; PPO's behaviour policy is update_epochs * num_minibatches / 2 steps old
+on average. The rest is ppo.py, to the letter.
 docs/ppo_ewma.md explains the logged keys.
 """
 

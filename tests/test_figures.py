@@ -467,6 +467,45 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
 
 
+def test_only_runs_that_run_and_draws_nothing(monkeypatch, tmp_path, in_root):
+    asked = []
+    monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: asked.append((cells, folder)) or [])
+    cells = laptop_cells("3a")
+    call(monkeypatch, "3a", "--only", cells[1].name, "--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
+    assert asked == [([cells[1]], tmp_path / "runs/laptop")] and not (tmp_path / "new").exists()
+
+
+def test_launch_none_draws_from_what_is_there(monkeypatch, tmp_path, in_root):
+    monkeypatch.setattr(grid, "run_missing", lambda *_: pytest.fail("ran something"))
+    call(monkeypatch, "3b", "--launch", "none", "--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
+    assert read(tmp_path / "new/fig_3b.json")["verdict"] == "not enough data"
+
+
+def test_a_task_of_the_slurm_array_runs_one_run_of_the_same_figures(monkeypatch, tmp_path, in_root, capsys):
+    call(monkeypatch, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
+    cells = grid.with_sources([c for f in ("1a", "3a") for c in figures.FIGURES[f].cells(PRESETS["paper"]).values()])
+    lines = [line for n in (0, 1) for line in (tmp_path / f"paper/fig-1a-3a-{n}.commands").read_text().splitlines()]
+    assert len(lines) == len(cells)
+    for line, cell in zip(lines, cells, strict=True):
+        words = shlex.split(line)
+        args = tyro.cli(figures.Args, args=words[2:])
+        assert Path(words[1]).name == "figures.py" and args.only == cell.name
+        assert (args.figures, args.preset, args.runs_dir) == (("1a", "3a"), "paper", str(tmp_path))
+    assert "1a 3a --preset paper" in capsys.readouterr().err
+
+
+def test_folders_are_those_of_the_user(monkeypatch, tmp_path, in_root):
+    monkeypatch.chdir(tmp_path)
+    call(monkeypatch, "3b", "--launch", "none", "--runs-dir", "mine", "--results-dir", "new")
+    assert (tmp_path / "new/fig_3b.png").exists()
+
+
+def test_several_runs_on_one_gpu_are_refused(monkeypatch, capsys, in_root):
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "1a", "--preset", "gpu", "--jobs", "2")
+    assert exit.value.code == 2 and "--jobs 2" in capsys.readouterr().err
+
+
 def test_all_means_every_figure():
     assert figures.Args(("5a", "all")).names == list(figures.FIGURES)
     assert figures.Args(("5a", "1a", "5a")).names == ["5a", "1a"]

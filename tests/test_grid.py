@@ -274,6 +274,14 @@ def test_ctrl_c_ends_the_runs_and_they_save(whole_group):
     assert json.loads(Path("runs/a/summary.json").read_text()) == {"updates": 1}  # it got to its end
 
 
+def test_a_pasted_command_clears_what_was_broken_off_before_its_first_checkpoint():
+    (RUNS / "a/checkpoints").mkdir(parents=True)
+    (RUNS / "a/args.json").write_text("{}")
+    subprocess.run(["bash", "-c", grid.paste(cell("a"), RUNS).replace("python", sys.executable)], check=True)
+    assert grid.state(cell("a"), RUNS) == "finished"
+    assert grid.paste(cell("b"), RUNS) == shlex.join(grid.command(cell("b"), RUNS))
+
+
 # Slurm
 
 
