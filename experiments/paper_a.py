@@ -393,7 +393,7 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
-        key: d.p.base["num_seeds"] * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
+        key: d.p.scaled_seeds * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
         for key, run in cells.items()
     }
     x = np.array(envs, np.float64)

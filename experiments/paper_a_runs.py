@@ -85,15 +85,16 @@ def grid_cells(p: Preset) -> Cells:
 
 
 def recipe_cells(p: Preset) -> Cells:
-    """At the base all recipes are the same run."""
-    base = p.base["num_envs"]
-    return {
-        (recipe, envs): cell(p, "ppo", num_envs=envs, base_num_envs=base, scaling=recipe)
-        if envs != base
-        else cell(p, "ppo")
+    """With the good epsilon: what differs shall be the inner loop. At the base all recipes are the same run."""
+    base, common = p.base["num_envs"], {"clip_eps": p.good_eps, "num_seeds": p.scaled_seeds}
+    scaled = {
+        (recipe, envs): cell(p, "ppo", num_envs=envs, base_num_envs=base, scaling=recipe, **common)
         for recipe in RECIPES
         for envs in p.scaled_envs
+        if envs != base
     }
+    same = cell(p, "ppo", **common)
+    return {(recipe, envs): scaled.get((recipe, envs), same) for recipe in RECIPES for envs in p.scaled_envs}
 
 
 def ddr_cells(p: Preset) -> Cells:

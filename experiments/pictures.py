@@ -60,13 +60,13 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
             _draw_panels(figure, what)
         else:
             _draw_heat_map(figure, what)
-        figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+        figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
         figure.savefig(out, dpi=130)
 
 
 def _draw_panels(figure: Any, picture: Picture) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, NullLocator
 
     labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
@@ -82,6 +82,10 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.set_ylabel(picture.y_label)
         if picture.log_x:
             axes.set_xscale("log")
+            if all(line.kind == "points" for line in lines):
+                ticks = sorted({x for line in lines for x in line.x})
+                axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+                axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
@@ -93,7 +97,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.grid(linewidth=0.5, alpha=0.35)
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=10)
+    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
 
 
 def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:

@@ -32,7 +32,9 @@ class Preset:
     batch_updates: int
     grid_coms: tuple[float, ...]  # figure 12
     grid_epsilons: tuple[float, ...]
-    scaled_envs: tuple[int, ...]  # figure 9, the base among them
+    scaled_envs: tuple[int, ...]  # figures 9, 13 and 14, the base among them
+    scaled_seeds: int
+    checkpoints: int  # in a run, an even number: figure 3 starts from the one half-way
 
     @property
     def steps_per_update(self) -> int:
@@ -49,7 +51,8 @@ KINETIX = dict(
     good_com=512.0, epsilons=(0.02, 0.1, 0.2, 0.4, 0.6), weak_eps=0.6, good_eps=0.2,
     learning_rates=(3e-5, 1e-4, 3e-4, 1e-3), epochs=(1, 2, 4, 8, 16), epoch_coms=(8.0, 512.0, 4096.0),
     epoch_epsilons=(0.6, 0.2, 0.0), batch_envs=(16, 64, 256, 1024), batch_updates=2000,
-    grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(128, 512, 2048, 8192),
+    grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
+    scaled_envs=(128, 512, 2048, 8192), scaled_seeds=5, checkpoints=8,
 )  # fmt: skip
 PRESETS = {
     "laptop": Preset(
@@ -64,7 +67,8 @@ PRESETS = {
         epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.1,
         learning_rates=(1e-4, 3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_coms=(8.0, 512.0, 4096.0),
         epoch_epsilons=(0.6, 0.2, 0.02, 0.0), batch_envs=(8, 32, 128), batch_updates=512,
-        grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(4, 32, 128, 512),
+        grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
+        scaled_envs=(4, 32, 128, 512), scaled_seeds=10, checkpoints=2,
     ),
     "gpu": Preset(
         about="Kinetix locomotion on one GPU; paper A's sizes, 100M steps, 3 seeds",
@@ -83,8 +87,8 @@ def cell(p: Preset, script: str, total: int | None = None, source: Cell | None =
     if "num_minibatches" in varied:
         flags.pop("minibatch_size", None)
     num_updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-    # Half of a run is what figure 3 starts from; what diverges goes on, as a result of its own.
-    flags |= {"checkpoint_every": max(1, num_updates // 2), "keep_checkpoints": 0, "halt_on_nan": False}
+    # What diverges goes on, as a result of its own.
+    flags |= {"checkpoint_every": max(1, num_updates // p.checkpoints), "keep_checkpoints": 0, "halt_on_nan": False}
     flags["log_every"] = max(1, num_updates // 128)
     varied = {name: value for name, value in varied.items() if p.base.get(name) != value}  # one name for one run
     return named(script, flags, varied, num_updates, source, source.num_updates // 2 if source else 0)
