@@ -72,7 +72,7 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        return list(FIGURES) if {"all"} & {*self.figures} or not self.figures else list(dict.fromkeys(self.figures))
+        return list(FIGURES) if "all" in self.figures or not self.figures else list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
         """The command line of these figures, with other flags."""
@@ -97,6 +97,8 @@ def main(args: Args) -> None:
     cells = grid.with_sources([cell for name in args.names for cell in FIGURES[name].cells(preset).values()])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
     if args.only is not None:
+        if args.only not in [cell.name for cell in cells]:
+            raise UsageError(f"--only {args.only}: no run of figure {', '.join(args.names)}; --dry-run names them")
         missing = [cell for cell in missing if cell.name == args.only]
     if args.dry_run:
         for cell in missing:

@@ -62,7 +62,7 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
             _draw_heat_map(figure, what)
         figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
-        figure.savefig(out, dpi=130)
+        figure.savefig(out, dpi=110)
 
 
 def _draw_panels(figure: Any, picture: Picture) -> None:

@@ -1,4 +1,4 @@
-"""Does a claim hold? Statistics with a 95 % interval over seeds, against thresholds that were there before the data."""
+"""Does a claim hold? Differences with a 95 % interval over seeds, against thresholds."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

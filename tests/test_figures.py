@@ -500,6 +500,12 @@ def test_folders_are_those_of_the_user(monkeypatch, tmp_path, in_root):
     assert (tmp_path / "new/fig_3b.png").exists()
 
 
+def test_only_a_run_of_the_figure_can_be_asked_for(monkeypatch, tmp_path, capsys, in_root):
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "1b", "--only", "ppo_x", "--runs-dir", tmp_path)
+    assert exit.value.code == 2 and "--only ppo_x: no run of figure 1b" in capsys.readouterr().err
+
+
 def test_several_runs_on_one_gpu_are_refused(monkeypatch, capsys, in_root):
     with pytest.raises(SystemExit) as exit:
         call(monkeypatch, "1a", "--preset", "gpu", "--jobs", "2")
