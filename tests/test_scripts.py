@@ -12,6 +12,14 @@ SCRIPTS = {path.stem: ast.parse(path.read_text()) for path in sorted(ROOT.glob("
 # Definitions of the same name that may differ, by the pair of scripts.
 PROXIMAL = "carries the proximal policy"
 OTHER_PROBLEM = "a bowl in place of environments"
+Q = "Q-learning in place of a policy and its values"
+Q_DIFFERENT = {
+    **dict.fromkeys(
+        ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
+    ),
+    **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "measure", "update"), Q),
+    **dict.fromkeys(("init_state", "build", "train"), Q),
+}
 DIFFERENT = {
     ("ppo", "ppo_ewma"): {
         "Learner": PROXIMAL,
@@ -22,6 +30,8 @@ DIFFERENT = {
         "Args.clip_eps": "another policy to be near",
         "Args.__post_init__": "checks its own flags, too",
     },
+    ("ppo", "pqn"): Q_DIFFERENT,
+    ("ppo_ewma", "pqn"): Q_DIFFERENT | {"Learner": PROXIMAL},
     **{
         (script, "stochastic_opt"): {
             "TrainState": OTHER_PROBLEM,
@@ -36,7 +46,7 @@ DIFFERENT = {
             "Args.env_id": "a name, not a flag",
             "Args.__post_init__": "checks its own flags",
         }
-        for script in ("ppo", "ppo_ewma")
+        for script in ("ppo", "ppo_ewma", "pqn")
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]

@@ -1,0 +1,197 @@
+"""pqn.py against forward views, counts and known answers. What it shares with ppo.py to the letter is tested there."""
+
+from dataclasses import replace
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Aim, Bandit, Counter, TwoStates, on_devices
+from jax.sharding import PartitionSpec as P
+
+import pqn
+from common import envs
+from common.arguments import UsageError
+
+ARGS = pqn.Args(
+    num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
+    learning_rate=1e-2,
+)  # fmt: skip
+
+
+def build(toy, args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(toy, num_envs))
+        return pqn.build(args)
+
+
+# Targets
+
+
+def forward_view(reward, value, terminated, truncated, final_value, last_value, gamma, q_lambda):
+    """The lambda-returns of one environment as what they are: means of n-step returns, up to the end of the episode or
+    of the rollout."""
+    number, targets = len(reward), []
+    for start in range(number):
+        returns, total = [], 0.0
+        for t in range(start, number):
+            total += gamma ** (t - start) * reward[t]
+            ended = terminated[t] or truncated[t]
+            following = value[t + 1] if t + 1 < number else last_value
+            rest = 0.0 if terminated[t] else final_value[t] if truncated[t] else following
+            returns.append(total + gamma ** (t - start + 1) * rest)
+            if ended:
+                break
+        weights = [(1 - q_lambda) * q_lambda**n for n in range(len(returns) - 1)] + [q_lambda ** (len(returns) - 1)]
+        targets.append(sum(w * r for w, r in zip(weights, returns, strict=True)))
+    return targets
+
+
+@pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
+def test_targets_are_the_forward_view_for_every_pattern_of_ends(q_lambda):
+    """Each of five steps goes on, terminates, is truncated, or both: 4^5 environments."""
+    patterns = np.array(list(product(range(4), repeat=5))).T  # [T, N]
+    terminated, truncated = patterns % 2 == 1, patterns >= 2
+    rng = np.random.default_rng(0)
+    reward, value, final = rng.normal(size=(3, *patterns.shape)).astype(np.float32)
+    last = rng.normal(size=patterns.shape[1]).astype(np.float32)
+    t = pqn.Transition(None, None, value, reward, terminated, truncated, final * truncated)
+    targets = jax.jit(pqn.compute_targets, static_argnums=(2, 3))(t, last, 0.9, q_lambda)
+    for n in range(patterns.shape[1]):
+        columns = (x[:, n].astype(np.float64) for x in (reward, value))
+        ends = (x[:, n] for x in (terminated, truncated, final))
+        expected = forward_view(*columns, *ends, last[n], 0.9, q_lambda)
+        np.testing.assert_allclose(targets[:, n], expected, rtol=1e-5, atol=1e-5)
+
+
+# Exploration
+
+
+def test_epsilon_greedy_takes_every_action_as_often_as_it_should():
+    q = jnp.tile(jnp.array([0.1, 3.0, -1.0, 2.9]), (40_000, 1))
+    actions = pqn.epsilon_greedy(q, jnp.float32(0.2)).sample(jax.random.key(0))[:, 0]
+    counts = np.bincount(actions, minlength=4) / 40_000
+    np.testing.assert_allclose(counts, [0.05, 0.85, 0.05, 0.05], atol=0.005)
+    greedy = pqn.epsilon_greedy(q, 0.0).sample(jax.random.key(0))
+    assert (greedy == 1).all()
+
+
+def test_epsilon_falls_in_environment_steps():
+    args = replace(ARGS, start_e=1.0, end_e=0.1, exploration_timesteps=64 * 3, total_timesteps=64 * 10)
+    found = [float(pqn.exploration(args, jnp.int32(n))) for n in (0, 1, 2, 3, 9)]
+    np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.1, 0.1], rtol=1e-6)
+    twice = replace(args, num_envs=16, minibatch_size=None, num_minibatches=None)
+    np.testing.assert_allclose(pqn.exploration(twice, jnp.int32(1)), 0.4, rtol=1e-6)
+    assert float(pqn.exploration(replace(args, exploration_timesteps=0), jnp.int32(1))) == pytest.approx(0.1)
+    assert pqn.Args(total_timesteps=2**22).exploration_timesteps == 2**22 // 10
+
+
+def test_the_rollout_explores_as_much_as_it_says():
+    """Two actions and epsilon 1: half of the actions are the worse one; epsilon 0: none."""
+    args = replace(ARGS, num_envs=512, minibatch_size=None, num_minibatches=None, total_timesteps=512 * 8)
+    args, env, network, init, _, keys = build(Counter(ends=(50, 60), limit=70), args)
+    state = jax.jit(init)(keys)
+    environments = jax.tree.map(lambda x: x[0], state.environments)
+
+    def run(epsilon):
+        return pqn.rollout(args, env, network, state.learner, epsilon, environments, jax.random.key(1))
+
+    for epsilon, share in ((1.0, 0.5), (0.2, 0.1), (0.0, 0.0)):
+        _, _, t, _, (_, q), _ = on_devices(run)(jnp.float32(epsilon))
+        best = np.asarray(q.argmax(-1))
+        worse = (np.asarray(t.action[..., 0]) != best).mean()
+        assert worse == pytest.approx(share, abs=0.03)
+        np.testing.assert_allclose(t.value, np.asarray(q).max(-1), rtol=1e-6)
+
+
+# The loss and what is measured
+
+
+def test_loss_by_hand():
+    def q_of(params, obs):
+        return params * jnp.array([[1.0, 2.0], [3.0, 5.0]])
+
+    batch = pqn.Batch(None, jnp.array([[1], [0]]), jnp.array([1.0, 5.0]))
+    (loss, parts), grad = jax.value_and_grad(pqn.q_loss, argnums=1, has_aux=True)(q_of, jnp.float32(1), batch)
+    assert loss == parts["losses/td_loss"] == 0.5 * (1 + 4) / 2
+    assert parts["losses/q_values"] == 2.5
+    assert grad == ((2 - 1) * 2 + (3 - 5) * 3) / 2
+
+
+class Table:
+    """Q of an observation is what the parameters say."""
+
+    def apply(self, params, obs):
+        return params[obs]
+
+
+def test_kl_and_switched_by_hand():
+    """Two actions, epsilon 0.2: the best one has 0.9. In one of two states another action becomes the best."""
+    args = replace(ARGS, norm_obs=False)
+    old, new = (
+        pqn.Learner(jnp.array(q), None, None, None) for q in ([[1.0, 0.0], [0.0, 1.0]], [[2.0, 1.0], [1.0, 0.5]])
+    )
+    obs = jnp.array([0, 1])
+
+    def run(epsilon):
+        return pqn.measure(args, Table(), old, new, epsilon, obs, old.params[obs])
+
+    metrics = on_devices(run)(jnp.float32(0.2))
+    assert metrics["outer/switched"] == 0.5
+    assert metrics["outer/kl"] == pytest.approx(0.5 * 0.8 * np.log(9), rel=1e-5)
+    assert metrics["outer/ddr"] == pytest.approx(64 / (0.4 * np.log(9)), rel=1e-5)
+    assert metrics["outer/update_norm"] == pytest.approx(np.sqrt(1 + 1 + 1 + 0.25))
+    assert np.isfinite(on_devices(run)(jnp.float32(0.0))["outer/kl"])
+
+
+def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
+    monkeypatch.setattr(pqn, "random_permutation", lambda key, size: lambda positions: positions)
+    args = replace(ARGS, num_minibatches=1, minibatch_size=None, update_epochs=3)
+    network = pqn.QNetwork(args, 3)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(64, 3)).astype(np.float32)
+    params = network.init(jax.random.key(0), obs)
+    action = rng.integers(0, 3, (64, 1))
+    batch = pqn.Batch(obs, action, rng.normal(size=64).astype(np.float32))
+    learner = pqn.Learner(params, pqn.RADAM.init(params), None, None)
+
+    def run(learner, batch):
+        return pqn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
+
+    ours, theirs = (on_devices(run, n, (P(), P("device")))(learner, batch) for n in (1, 8))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), ours, theirs)
+
+
+# Learning
+
+EASY = replace(
+    ARGS, num_envs=32, num_steps=16, minibatch_size=128, num_minibatches=None, total_timesteps=512 * 100, gamma=0.8,
+    anneal_lr=True, hidden_sizes=(16,),
+)  # fmt: skip
+
+
+def learned(toy, observations, **flags):
+    """-> Q of these observations after 100 updates."""
+    args, _, network, init, step, keys = build(toy, replace(EASY, **flags))
+    state, step = jax.jit(init)(keys), jax.jit(step)
+    for _ in range(100):
+        state, metrics = step(state)
+    assert metrics["charts/epsilon"] == pytest.approx(args.end_e)
+    return network.apply(state.learner.params, jnp.array(observations))
+
+
+def test_learns_the_reward_of_every_arm():
+    np.testing.assert_allclose(learned(Bandit(), [[1.0]])[0], Bandit.rewards, atol=0.05)
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_rollout_chunks": 4}, {"num_seeds": 1, "layer_norm": False}])
+def test_learns_the_values_of_two_states_beyond_the_time_limit(flags):
+    """Values 5 and -0.5 + 0.8 * 5; the worse action of each state, then the best ones: 0 + 0.8 * 3.5, 0.8 * 3.5."""
+    q = learned(TwoStates(), np.eye(2), q_lambda=0.0, end_e=0.3, **flags)
+    np.testing.assert_allclose(q, [[0.8 * 3.5, 3.5], [5.0, 0.8 * 3.5]], atol=0.2)
+
+
+def test_actions_that_are_no_single_choice_are_refused():
+    with pytest.raises(UsageError, match=r"--env-id .*PQN needs one discrete action"):
+        build(Aim(), ARGS)
