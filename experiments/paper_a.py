@@ -355,6 +355,7 @@ def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
     if not len(ddr) or not len(score):
         return np.full((dict(run.flags)["num_seeds"], 2), np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
+    ddr = np.where(ddr > 0, ddr, np.nan)  # a KL below float32's precision may come out negative
     return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0)], axis=1)
 
 
