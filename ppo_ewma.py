@@ -9,8 +9,8 @@ theta_prox <- beta theta_prox + (1 - beta) theta after every minibatch, beta = C
 mass --com in minibatch steps, sets the step size of the outer loop without touching the data. Beukman et al. 2026
 (https://arxiv.org/abs/2603.06009; their eq. 4 is our loss) show with it that some plateaus are too large a step. At COM
 0 theta_prox is theta, and nothing is clipped; PPO's behaviour policy is update_epochs * num_minibatches / 2 steps old
-on average. The rest is ppo.py, to the letter.
-docs/ppo_ewma.md explains the logged keys.
+on average. The rest is ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
+Pendulum-v1 after 2M steps: -690 ± 377 with --com 8, -173 ± 17 with 512 (95 % CI, 5 seeds, two CPU cores; figure 1a).
 """
 
 import os

@@ -405,9 +405,10 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
         fast, slow = (f(logs, key=lambda recipe: logs[recipe].mean()) for f in (max, min))
         what = f"log10 of the speed, {n} environments, {fast} over {slow}"
         checks.append(difference(what, logs[fast], logs[slow], below=LITTLE))
-    label = "environment steps per second, learning included"
+    label = "steps per second, learning included"
+    limits = (0.0, 1.1 * float(np.nanmax([line.y for line in lines], initial=1.0)))
     how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
-    return Picture({"": lines}, ENVS, label, log_x=True, log_y=True, shows=how), checks
+    return Picture({"": lines}, ENVS, label, log_x=True, y_limits=limits, shows=how), checks
 
 
 def trade_checks(d: Data, cells: Cells) -> list[Check]:
