@@ -30,7 +30,7 @@ class Picture(NamedTuple):
     log_y: bool = False
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
-    shows: str = "Mean and 95 % interval over seeds, running mean over a thirtieth of the run"
+    shows: str = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
 
 
 class HeatMap(NamedTuple):
