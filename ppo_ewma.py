@@ -31,8 +31,18 @@ from jax.sharding import Mesh, PartitionSpec as P
 from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
 from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
+from common.metrics import (
+    coverage,
+    effective_sample_size,
+    gradient_metrics,
+    layer_metrics,
+    pca,
+    policy_variance,
+    weight_norm,
+)
 from common.shuffle import random_permutation
 
+PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
 KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
@@ -157,9 +167,11 @@ class Encoder(nn.Module):
             height, width = x.shape[1] - 2, x.shape[2] - 2
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
             x = activation(nn.Dense(16, kernel_init=init, name="conv")(jnp.concatenate(views, axis=-1)))
+            self.sow("intermediates", "hidden", x)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=init)(x))
+            self.sow("intermediates", "hidden", x)
         return x
 
 
@@ -242,10 +254,10 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any) -> tuple:
-    """Observations [B, ...] or their bits -> action distribution, values [B]."""
+def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
+    """Observations [B, ...] or their bits -> action distribution, values [B]. kw are those of flax's apply."""
     obs = bits.unpack(obs)
-    return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs)
+    return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
 def rollout(
@@ -421,8 +433,32 @@ def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: A
     }
 
 
-def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics.
+def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
+    """A random sample of a chunk's batch on this device: its share of what `plasticity` measures on."""
+    size, num_parts = batch.target.size, args.num_rollout_chunks * jax.lax.axis_size("device")
+    indices = random_permutation(key, size)(jnp.arange(min(size, max(1, PROBE // num_parts))))
+    return jax.tree.map(lambda x: x[indices], batch)
+
+
+def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Batch) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on a random sample [n, ...] of its batch."""
+    policy = partial(forward, args, network, learner.obs_stats)
+    (dist, _), sown = policy(learner.params, probe.obs, mutable="intermediates")
+    if args.norm_adv:
+        probe = probe._replace(advantage=statistics.standardise(probe.advantage))
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    return {
+        **layer_metrics(sown["intermediates"], args.dormant_tau),
+        **gradient_metrics(lambda part: grad_fn(learner.params, learner.proximal.params, part)[0], probe),
+        "plasticity/weight_norm": weight_norm(learner.params),
+        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(probe.action) - probe.log_prob),
+        "plasticity/policy_variance": policy_variance(dist),
+        "plasticity/coverage_pca": coverage(pca(bits.unpack(probe.obs))),
+    }
+
+
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Batch]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
@@ -435,7 +471,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
 
     def one_chunk(carry: tuple, number: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
-        rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(key, number))
+        rollout_key, shuffle_key, probe_key = jax.random.split(jax.random.fold_in(key, number), 3)
         chunk = jax.tree.map(lambda x: x[number], environments)
         env_state, obs, t, last_value, sample, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         returns = chunk.discounted_return
@@ -446,23 +482,26 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
         batch, sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batch, sample))
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        probe = take_probe(args, batch, probe_key)
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
         chunk = Environments(env_state, obs, returns)
         # In the carry, written in place: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[number].set(new), environments, chunk)
-        return (learner, obs_stats, environments), (metrics, sample, sums)
+        return (learner, obs_stats, environments), (metrics, sample, probe, sums)
 
-    (learner, obs_stats, environments), (metrics, sample, sums) = jax.lax.scan(
+    (learner, obs_stats, environments), (metrics, sample, probe, sums) = jax.lax.scan(
         one_chunk, (behaviour, behaviour.obs_stats, state.environments), jnp.arange(args.num_rollout_chunks)
     )
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample)
+    sample, probe = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (sample, probe))
     metrics |= measure(args, network, behaviour, learner, *sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
     learner = learner._replace(obs_stats=obs_stats)
-    return TrainState(learner, environments, next_key, state.update + 1), metrics
+    # Whole on every device, for measurements that are no means over devices.
+    probe = jax.lax.all_gather(probe, "device", tiled=True)
+    return TrainState(learner, environments, next_key, state.update + 1), metrics, probe
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -482,7 +521,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
 def build(args: Args) -> tuple:
     """Puts `init_state` and `update` on the devices: learner replicated, environments split, several seeds vmapped.
 
-    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics; keys.
+    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, probe;
+    measured(learner, probe) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
     devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
@@ -497,16 +537,17 @@ def build(args: Args) -> tuple:
     layout = TrainState(learner=P(), environments=split, key=P(), update=P())
     on_devices = partial(jax.shard_map, mesh=mesh, check_vma=False)
     init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
-    step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P()))
+    step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P(), P()))
+    measured = on_devices(over_seeds(partial(plasticity, args, network)), in_specs=P(), out_specs=P())
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
     keys = hardware.replicate(keys if many else keys[0], mesh)
-    return args, env, network, init, step, keys
+    return args, env, network, init, step, measured, keys
 
 
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
     hardware.start(args)
-    args, env, network, init, step, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
+    args, env, network, init, step, measured, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
     # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
     activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
     hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=activations)
@@ -528,10 +569,12 @@ def train(args: Args) -> Path:
     run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
     state, start = run.restore(state)
 
-    compiled_update = run.compile(jax.jit(step, donate_argnums=0), state)
+    compiled_update, measured = run.compile(jax.jit(step, donate_argnums=0), state), jax.jit(measured)
     with run:
         for number in range(start + 1, args.num_updates + 1):
-            state, metrics = compiled_update(state)
+            state, metrics, probe = compiled_update(state)
+            if run.plasticity_due(number):
+                metrics |= measured(state.learner, probe)
             run.log(number, metrics)
             if run.should_stop or run.checkpoint_due(number):
                 run.save(number, state)

@@ -58,7 +58,7 @@ def load_ours(spec: dict[str, Any]) -> Callable[[], tuple]:
     import gymnax  # noqa: F401
 
     def build() -> tuple:
-        built, _, _, init, step, keys = ppo.build(args)
+        built, _, _, init, step, _, keys = ppo.build(args)
         return step, jax.jit(init)(keys), built.batch_size, built.num_devices
 
     return build
@@ -125,7 +125,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     seconds, wanted = [], spec.get("updates")
     while len(seconds) < (wanted or 2) or (wanted is None and sum(seconds) < spec["seconds"]):
         began = time.perf_counter()
-        state, _ = jax.block_until_ready(compiled(state))
+        state, *_ = jax.block_until_ready(compiled(state))
         seconds.append(time.perf_counter() - began)
     counted = seconds[1:] if len(seconds) > 2 else seconds
     median = statistics.median(counted)

@@ -45,7 +45,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
     """Seconds of each part in one update."""
     sizes = {"num_envs": args.num_envs, "num_steps": args.num_steps, "num_minibatches": args.num_minibatches}
     flags = ppo.Args(env_id=env_id, total_timesteps=10**12, **sizes)
-    flags, env, network, init, _, keys = ppo.build(flags)
+    flags, env, network, init, _, _, keys = ppo.build(flags)
     mesh = Mesh(np.array(jax.devices()[: flags.num_devices]), ("device",))
     split, columns = P("device"), P(None, "device")
     state_layout = ppo.TrainState(learner=P(), environments=columns, key=P(), update=P())

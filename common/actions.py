@@ -41,6 +41,10 @@ class Categorical:
         parts = jnp.split(self.logits, np.cumsum(self.nvec)[:-1], axis=-1)
         return [jax.nn.log_softmax(part) for part in parts]
 
+    def probs(self) -> jax.Array:
+        """Probabilities of the options, one dimension's after the other's, [..., sum(nvec)]."""
+        return jnp.exp(jnp.concatenate(self._log_probs(), axis=-1))
+
     def sample(self, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, len(self.nvec))
         choices = [jax.random.categorical(k, part) for k, part in zip(keys, self._log_probs(), strict=True)]

@@ -61,6 +61,10 @@ class RunArgs(LogArgs):
     """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
     eval_deterministic: bool = False
     """Evaluate the most likely action instead of sampling."""
+    plasticity_every: int = 10
+    """Measure network, gradient and policy (plasticity/...) every so many updates, and at the last one; 0: never."""
+    dormant_tau: float = 0.025
+    """A unit is dormant whose mean activity is at most this share of its layer's."""
     capture_video: bool = False
     """Save a gif of one episode of the final policy."""
     num_devices: int | None = None
@@ -77,7 +81,7 @@ class RunArgs(LogArgs):
     def __post_init__(self):
         super().__post_init__()
         positive(self, "num_devices", "num_processes")
-        non_negative(self, "eval_every", "num_eval_episodes", "process_id")
+        non_negative(self, "eval_every", "num_eval_episodes", "plasticity_every", "dormant_tau", "process_id")
         given = [name for name in BY_HAND if getattr(self, name) is not None]
         if given and not self.distributed:
             raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs --distributed, too")

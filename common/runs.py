@@ -455,6 +455,11 @@ class Run:
         due = update == self.num_updates or (every > 0 and update % every == 0)
         return due and self.args.num_eval_episodes > 0
 
+    def plasticity_due(self, update: int) -> bool:
+        """Every --plasticity-every updates, and at the last one; never if that is 0."""
+        every = self.args.plasticity_every
+        return every > 0 and (update % every == 0 or update == self.num_updates)
+
     def compile(self, function: Any, *args: Any) -> Any:
         """Compiles a jitted function for these arguments; records how long it took."""
         if self.is_main:

@@ -125,7 +125,7 @@ UPDATES = 120
 def state_of(path):
     """All that the newest checkpoint of a run holds."""
     args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"]))
-    _, _, _, init, _, keys = ppo.build(args)
+    _, _, _, init, _, _, keys = ppo.build(args)
     return checkpoints.load(str(path), jax.jit(init)(keys))
 
 

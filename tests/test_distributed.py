@@ -81,7 +81,7 @@ def outcome(processes):
 def state_of(path, at=""):
     """All that a checkpoint of a run holds, as numbers."""
     args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"]))
-    _, _, _, init, _, keys = ppo.build(args)
+    _, _, _, init, _, _, keys = ppo.build(args)
     state = checkpoints.load(f"{path}{at}", jax.jit(init)(keys))
     return state._replace(key=jax.random.key_data(state.key))
 

@@ -31,7 +31,7 @@ def test_the_estimate_is_within_a_quarter_of_what_xla_needs(monkeypatch, kind):
     args = ppo.Args(**SIZES[kind], num_devices=1, total_timesteps=2**31)
     with pytest.raises(Checked):
         ppo.train(args)
-    args, _, _, init, step, keys = ppo.build(args)
+    args, _, _, init, step, _, keys = ppo.build(args)
     state = jax.eval_shape(init, keys)
     sizes = jax.jit(step, donate_argnums=0).lower(state).compile().memory_analysis()
     needed = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes

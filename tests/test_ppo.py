@@ -47,14 +47,14 @@ class Training:
     def __init__(self, toy, args):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(toy, num_envs))
-            self.args, self.env, self.network, init, step, self.keys = ppo.build(args)
+            self.args, self.env, self.network, init, step, self.measured, self.keys = ppo.build(args)
         self.init, self.step = jax.jit(init), jax.jit(step)
 
     def run(self, num_updates, keys=None):
         """-> the states after 0, 1, ... updates, the metrics of each update."""
         states, metrics = [self.init(self.keys if keys is None else keys)], []
         for _ in range(num_updates):
-            state, row = self.step(states[-1])
+            state, row, _ = self.step(states[-1])
             states.append(state)
             metrics.append(jax.device_get(row))
         return states, metrics
@@ -676,7 +676,7 @@ def test_sampled_observations_stay_with_their_distributions(monkeypatch, chunks)
     training = Training(Noise(Discrete((3,))), args)
     state = training.init(training.keys)
     state.learner.params["params"]["actor"]["kernel"] *= 300  # the policy head starts at nearly 0
-    state, metrics = training.step(state)
+    state, metrics, _ = training.step(state)
     assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
 
 
@@ -691,7 +691,7 @@ def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
     state = training.init(training.keys)
     state.learner.params["params"]["actor"]["kernel"] *= 300  # the policy head starts at nearly 0
     for update in range(1, 4):
-        state, metrics = training.step(state)
+        state, metrics, _ = training.step(state)
         assert abs(metrics["losses/approx_kl"]) < 1e-6 and metrics["losses/clipfrac"] == 0
         assert state.learner.obs_stats.count == 128 * update
         assert len(np.unique(state.environments.obs[..., 0])) == 16
@@ -795,7 +795,7 @@ def learned(toy, observations, **flags):
     training = Training(toy, replace(EASY, **flags))
     state = training.init(training.keys)
     for _ in range(100):
-        state, _ = training.step(state)
+        state, *_ = training.step(state)
     return training.network.apply(state.learner.params, jnp.array(observations))
 
 

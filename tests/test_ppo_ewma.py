@@ -38,7 +38,7 @@ class Training:
     def __init__(self, toy, args):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(toy, num_envs))
-            self.args, self.env, self.network, init, step, self.keys = ppo_ewma.build(args)
+            self.args, self.env, self.network, init, step, self.measured, self.keys = ppo_ewma.build(args)
         self.init, self.step = jax.jit(init), jax.jit(step)
 
     def run(self, num_updates):
@@ -400,7 +400,7 @@ def test_learns_the_best_arm_and_its_reward():
     training = Training(Bandit(), args)
     state = training.init(training.keys)
     for _ in range(100):
-        state, metrics = training.step(state)
+        state, metrics, _ = training.step(state)
     dist, value = training.network.apply(state.learner.params, jnp.ones((1, 1)))
     assert dist.mode() == 2 and jax.nn.softmax(dist.logits)[0, 2] > 0.98
     np.testing.assert_allclose(value, 1.0, atol=0.03)

@@ -90,7 +90,7 @@ def test_epsilon_falls_in_environment_steps():
 def test_the_rollout_explores_as_much_as_it_says():
     """Two actions and epsilon 1: half of the actions are the worse one; epsilon 0: none."""
     args = replace(ARGS, num_envs=512, minibatch_size=None, num_minibatches=None, total_timesteps=512 * 8)
-    args, env, network, init, _, keys = build(Counter(ends=(50, 60), limit=70), args)
+    args, env, network, init, _, _, keys = build(Counter(ends=(50, 60), limit=70), args)
     state = jax.jit(init)(keys)
     environments = jax.tree.map(lambda x: x[0], state.environments)
 
@@ -173,10 +173,10 @@ EASY = replace(
 
 def learned(toy, observations, **flags):
     """-> Q of these observations after 100 updates."""
-    args, _, network, init, step, keys = build(toy, replace(EASY, **flags))
+    args, _, network, init, step, _, keys = build(toy, replace(EASY, **flags))
     state, step = jax.jit(init)(keys), jax.jit(step)
     for _ in range(100):
-        state, metrics = step(state)
+        state, metrics, _ = step(state)
     assert metrics["charts/epsilon"] == pytest.approx(args.end_e)
     return network.apply(state.learner.params, jnp.array(observations))
 

@@ -18,7 +18,7 @@ Q_DIFFERENT = {
         ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
     ),
     **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "measure", "update"), Q),
-    **dict.fromkeys(("init_state", "build", "train"), Q),
+    **dict.fromkeys(("init_state", "build", "train", "plasticity"), Q),
 }
 DIFFERENT = {
     ("ppo", "ppo_ewma"): {
@@ -26,6 +26,7 @@ DIFFERENT = {
         "ppo_loss": "the decoupled objective",
         "optimise": PROXIMAL,
         "init_state": PROXIMAL,
+        "plasticity": PROXIMAL,
         "train": "--init-from takes a run of ppo.py, too",
         "Args.clip_eps": "another policy to be near",
         "Args.__post_init__": "checks its own flags, too",

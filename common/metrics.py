@@ -1,0 +1,128 @@
+"""What the data does to the network: the measurements of Mayor et al. 2025 (https://arxiv.org/abs/2506.03404, their
+appendix B), and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
+says what moves them and when to worry.
+
+Pure functions of a whole sample: where it is split over devices, gather it first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.actions import Categorical, Gaussian
+
+GRADIENT_PARTS = 8  # a sample is cut into so many batches, whose gradients tell the noise
+
+
+def feature_rank(features: jax.Array, share: float = 0.99) -> jax.Array:
+    """The fewest singular values that make up `share` of the sum of all (approximate rank, Yang et al. 2019).
+
+    features: [n, d], not centred -> [], from 0 (all are zero) to min(n, d).
+    """
+    values = jnp.linalg.svd(features, compute_uv=False)  # descending
+    total = values.sum()
+    rank = (jnp.cumsum(values) < share * total).sum() + (total > 0)
+    return jnp.where(jnp.isfinite(total), rank.astype(jnp.float32), jnp.nan)
+
+
+def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
+    """Share of hidden units whose mean |activation| is at most tau times their layer's mean (Sokar et al. 2023, eq. 1).
+
+    layers: [n, ..., units] each, after the activation; the unit of a convolution is a channel. -> [].
+    """
+    activity = [jnp.abs(layer).mean(range(layer.ndim - 1)) for layer in layers]
+    # As a product: in a layer that is all dead, 0 / 0 would call no unit dormant.
+    dormant = sum((units <= tau * units.mean()).sum() for units in activity)
+    return dormant / sum(units.size for units in activity)
+
+
+def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:
+    """Kurtosis (fourth moment over squared variance) of log(|g| + delta) over all entries of a pytree. -> [].
+
+    7 for Gaussian entries, 3 for log-normal ones; delta is what an entry of exactly 0 counts as.
+    """
+    logs = jnp.concatenate([jnp.log(jnp.abs(g.ravel()) + delta) for g in jax.tree.leaves(grads)])
+    centred = logs - logs.mean()
+    return (centred**4).mean() / (centred**2).mean() ** 2
+
+
+def weight_norm(params: Any) -> jax.Array:
+    """l2 norm of all parameters, biases included. -> []."""
+    return jnp.sqrt(sum((p**2).sum() for p in jax.tree.leaves(params)))
+
+
+def effective_sample_size(log_ratio: jax.Array) -> jax.Array:
+    """(sum w)^2 / (n sum w^2) of importance weights w = exp(log_ratio), in % (Martino et al. 2017). [n] -> []."""
+    weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels, and nothing overflows
+    return 100 * weights.sum() ** 2 / (weights.size * (weights**2).sum())
+
+
+def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
+    """Variance over states of each action's probability, mean over actions (Moalla et al. 2024). dist: of [n] -> [].
+
+    Of a Gaussian, the variance over states of the mean action, mean over action dimensions.
+    """
+    return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
+
+
+def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
+    """Share of the grid x grid cells of the points' bounding box in which there is a point. points: [n, 2] -> []."""
+    low, high = points.min(0), points.max(0)
+    place = (points - low) / jnp.where(high > low, high - low, 1.0)
+    row, column = jnp.minimum((place * grid).astype(jnp.int32), grid - 1).T
+    return jnp.zeros(grid * grid).at[row * grid + column].set(1.0).mean()
+
+
+def pca(x: jax.Array) -> jax.Array:
+    """The first two principal components: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
+    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+    x = x - x.mean(0)
+    if x.shape[1] <= x.shape[0]:
+        points = x @ jnp.linalg.eigh(x.T @ x)[1][:, -2:]
+    else:
+        values, vectors = jnp.linalg.eigh(x @ x.T)
+        points = vectors[:, -2:] * jnp.sqrt(jnp.maximum(values[-2:], 0.0))
+    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be one dimension only
+
+
+def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
+    """Unbiased |G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1).
+
+    small, big: [], mean squared norms of gradients of small_size and big_size transitions each.
+    """
+    signal = (big_size * big - small_size * small) / (big_size - small_size)
+    return signal, (small - big) / (1 / small_size - 1 / big_size)
+
+
+def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax.Array]:
+    """Feature rank of the last hidden layer, dormant neurons of all. intermediates: what the encoders have sown; the
+    critic's own encoder has keys of its own."""
+    found = {}
+    for name, encoder in intermediates.items():
+        prefix = "plasticity/critic_" if name.startswith("critic") else "plasticity/"
+        layers = encoder["hidden"]
+        found[f"{prefix}feature_rank"] = feature_rank(layers[-1])
+        found[f"{prefix}dormant_neurons"] = dormant_neurons(layers, tau)
+    return found
+
+
+def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, jax.Array]:
+    """Kurtosis and noise of the gradient, from the gradients of equal parts of a sample [n, ...] in random order."""
+    n = jax.tree.leaves(sample)[0].shape[0]
+    number = min(GRADIENT_PARTS, n)
+    size = n // number
+    parts = jax.tree.map(lambda x: x[: number * size].reshape(number, size, *x.shape[1:]), sample)
+    grads = jax.lax.map(gradient, parts)
+    squares = sum((g**2).reshape(number, -1).sum(1) for g in jax.tree.leaves(grads))
+    whole = jax.tree.map(lambda g: g.mean(0), grads)
+    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, size, number * size)
+    return {
+        "plasticity/gradient_kurtosis": gradient_kurtosis(whole),
+        "plasticity/gradient_signal": signal,
+        "plasticity/gradient_noise": noise,
+        # One measurement's ratio is noisy, and has no meaning where the signal is lost in the noise.
+        "plasticity/gradient_noise_scale": jnp.where(signal > 0, noise / signal, np.nan),
+    }
