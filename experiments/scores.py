@@ -1,0 +1,143 @@
+"""Scores over several games: 0 for a random policy, 1 for a human (Atari) or a reference agent (MinAtar), their
+interquartile mean and its 95 % stratified bootstrap interval (Agarwal et al. 2021, through rliable).
+
+    python -m experiments.scores runs/*            # any runs of any games, grouped by the flags in which they differ
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tyro.conf import Positional
+
+from common import plots
+from common.arguments import UsageError
+from experiments.verdicts import Check
+
+REPETITIONS = 2000  # of the bootstrap
+# Returns of a random policy and of what counts as 1.
+# Atari: random and human of Mnih et al. 2015 and Wang et al. 2016, with their no-op starts.
+ATARI = {
+    "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "DoubleDunk": (-18.6, -16.4),
+    "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3), "NameThisGame": (2292.3, 8049.0),
+    "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0), "Riverraid": (1338.5, 17118.0),
+}  # fmt: skip
+# MinAtar has no human scores. Random: 4,096 episodes. Reference: docs/figures.md has the command.
+MINATAR = {
+    "Asterix": (0.0, 1.0), "Breakout": (0.0, 1.0), "Freeway": (0.0, 1.0), "SpaceInvaders": (0.0, 1.0),
+}  # fmt: skip
+SCALES = {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
+SCALES |= {f"{game}-MinAtar": scale for game, scale in MINATAR.items()}
+
+
+def scale(env_id: str) -> tuple[float, float]:
+    """The returns that are scores 0 and 1."""
+    if env_id not in SCALES:
+        raise UsageError(f"{env_id}: no scale for its returns in experiments/scores.py; there are {', '.join(SCALES)}")
+    return SCALES[env_id]
+
+
+def aggregate(scores: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """Interquartile mean: the mean without the lowest and the highest quarter."""
+    from scipy.stats import trim_mean
+
+    return trim_mean(scores, 0.25, axis=axis)
+
+
+def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A statistic of one or more score matrices [seeds, games, ...] and its 95 % interval: seeds are drawn anew within
+    each game. -> estimate, low, high, of the statistic's shape. Not finite where a score is missing."""
+    estimate = np.atleast_1d(statistic(*scores))
+    if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < 2:
+        return estimate, *np.full((2, *estimate.shape), np.nan)
+    from_rliable = rliable()
+    found = from_rliable.get_interval_estimates(
+        {"x": scores[0] if len(scores) == 1 else scores},
+        lambda *drawn: np.atleast_1d(statistic(*drawn)), reps=REPETITIONS, random_state=np.random.RandomState(0),
+    )  # fmt: skip
+    return estimate, *found[1]["x"]
+
+
+def rliable():
+    try:
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from rliable import library
+    except ImportError:
+        raise UsageError("intervals over games need rliable; pip install -r requirements-figures.txt") from None
+    return library
+
+
+def iqm(scores: np.ndarray) -> tuple[float, float, float]:
+    """Interquartile mean over all seeds and games, low and high end of its interval. scores: [seeds, games]."""
+    return tuple(float(x[0]) for x in bootstrap(aggregate, scores))
+
+
+def contrast(
+    what: str, statistic: Callable[..., float], *scores: np.ndarray, above: float | None = None,
+    below: float | None = None,
+) -> Check:  # fmt: skip
+    """A check of a statistic of several score matrices [seeds, games]."""
+    return Check(what, *(float(x[0]) for x in bootstrap(statistic, *scores)), above, below)
+
+
+def better(what: str, a: np.ndarray, b: np.ndarray, above: float | None = None, below: float | None = None) -> Check:
+    """The interquartile mean of a less that of b."""
+    return contrast(what, lambda x, y: aggregate(x) - aggregate(y), a, b, above=above, below=below)
+
+
+def higher(what: str, a: np.ndarray, b: np.ndarray, above: float | None = None, below: float | None = None) -> Check:
+    """The mean of a less that of b, of what has no common scale."""
+    return contrast(what, lambda x, y: x.mean() - y.mean(), a, b, above=above, below=below)
+
+
+def main(runs: Positional[tuple[Path, ...]]) -> None:
+    """Interquartile means of any runs.
+
+    Args:
+        runs: Folders of runs; those that differ only in game and seed are one row.
+    """
+    records, groups = [], {}
+    for run in runs:
+        try:
+            records.append(json.loads((run / "args.json").read_text()))
+        except (OSError, ValueError):
+            raise UsageError(f"{run}: not the folder of a run (it has no args.json)") from None
+    hidden = [dict(record, args={n: v for n, v in record["args"].items() if n != "env_id"}) for record in records]
+    for run, record, label in zip(runs, records, group_labels(hidden), strict=True):
+        game = record["args"]["env_id"]
+        low, high = scale(game)
+        values = plots.summarize(run).get("final_return")
+        if values is None:
+            raise UsageError(f"{run}: no episode has ended in it")
+        final = np.array(values.get("seeds", [values["mean"]]), np.float64)
+        groups.setdefault(label, {}).setdefault(game, []).extend((final - low) / (high - low))
+    width = max(map(len, groups), default=0)
+    for label, games in groups.items():
+        seeds = {len(values) for values in games.values()}
+        if len(seeds) > 1:
+            counts = ", ".join(f"{game}: {len(values)}" for game, values in games.items())
+            raise UsageError(f"{label or 'the runs'}: a different number of seeds for each game ({counts})")
+        mean, low, high = iqm(np.array(list(games.values())).T)
+        text = f"{mean:.3f} (95 % CI {low:.3f} to {high:.3f})" if np.isfinite(low) else f"{mean:.3f} (no interval)"
+        print(f"{label:<{width}}  {text}, {len(games)} games, {seeds.pop()} seeds")
+
+
+def group_labels(records: Sequence[dict]) -> list[str]:
+    """The flags in which the runs differ, seeds and games aside."""
+    flags = [{"script": record["script"], **record["args"]} for record in records]
+    names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in plots.BOOKKEEPING]
+    differing = [name for name in names if any(f.get(name) != flags[0].get(name) for f in flags)]
+    return [", ".join(f"{name} = {f.get(name)}" for name in differing) for f in flags]
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except UsageError as error:
+        sys.exit(f"scores: error: {error}")
