@@ -1,10 +1,12 @@
-"""Every figure of the paper: the runs that it needs, its picture, and a verdict on its claim.
+"""Every figure of both papers: the runs that it needs, its picture, and a verdict on its claim.
 
     python figures.py --list                               # the figures, what they need, what is there
     python figures.py 5a                                   # runs what is missing, writes results/fig_5a.png and .json
     python figures.py 5a --dry-run                         # only prints the commands
+    python figures.py B1a B3                               # figures 1a and 3 of paper B
     python figures.py 1a 3a 5a --preset paper --launch slurm
 
+Figures of Beukman et al. 2026 have its numbers, those of Mayor et al. 2025 (paper B) a B before theirs.
 A figure is a grid of runs, each one command of one script, a picture of them, and checks of the claim: statistics with
 a 95 % interval over seeds and thresholds, in experiments/. The claim holds if all checks do. A finished run is never
 repeated, a broken one goes on from its checkpoint. docs/figures.md explains presets, checks and what came out.
@@ -26,18 +28,19 @@ from tyro.conf import Positional, arg
 from common import arguments, plots, runs
 from common.arguments import UsageError
 from common.tracking import say
-from experiments import grid, paper_a, pictures
+from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets
 from experiments.data import Data, performance
-from experiments.presets import PRESETS
 from experiments.verdicts import verdict
 
-FIGURES = paper_a.FIGURES
+PRESETS = {paper_a: presets.PRESETS, paper_b: paper_b_runs.PRESETS}
+PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
+FIGURES = paper_a.FIGURES | paper_b.FIGURES
 
 
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
-    """Numbers of figures, or all."""
+    """Numbers of figures (B1a: figure 1a of paper B), or all."""
     preset: Literal["laptop", "gpu", "paper"] = "laptop"
     """Environment, sizes and grids; --list says more."""
     list_: Annotated[bool, arg(name="list")] = False
@@ -91,10 +94,10 @@ def main(args: Args) -> None:
     inside = {n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()}
     args = replace(args, **inside)
     os.chdir(root)
-    preset, folder = PRESETS[args.preset], Path(args.runs_dir) / args.preset
+    folder = Path(args.runs_dir) / args.preset
     if args.list_:
         return list_figures(args)
-    cells = grid.with_sources([cell for name in args.names for cell in FIGURES[name].cells(preset).values()])
+    cells = grid.with_sources([cell for name in args.names for cell in cells_of(name, args.preset).values()])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
     if args.only is not None:
         if args.only not in [cell.name for cell in cells]:
@@ -104,6 +107,9 @@ def main(args: Args) -> None:
         for cell in missing:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
+    for name in args.names if missing and args.launch != "none" else ():
+        if problem := PRESETS[PAPERS[name]][args.preset].missing:
+            raise UsageError(f"figure {name} with --preset {args.preset}: {problem}")
     if args.launch == "slurm" and missing:
         name = f"fig-{'-'.join(args.names)}"[:60]
         run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
@@ -123,6 +129,10 @@ def main(args: Args) -> None:
     return None
 
 
+def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
+    return FIGURES[name].cells(PRESETS[PAPERS[name]][preset])
+
+
 def default_jobs(preset: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores if preset == "laptop" else 1
@@ -135,15 +145,16 @@ def output(name: str, args: Args) -> Path:
 
 def draw(name: str, args: Args, folder: Path) -> None:
     """Draws the figure from the runs that are there, and says what they say."""
-    figure, preset = FIGURES[name], PRESETS[args.preset]
-    cells = figure.cells(preset)
+    figure, paper, cells = FIGURES[name], PAPERS[name], cells_of(name, args.preset)
+    preset = PRESETS[paper][args.preset]
     data = Data(preset, folder)
     shown, checks = figure.show(data, cells)
     needed = grid.with_sources(list(cells.values()))  # each run once, whatever it stands for in the figure
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
     found = "not enough data" if unfinished else verdict(checks)  # a best run may be among those
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
-    where = "a convex bowl" if bowl else preset.base["env_id"]
+    where = "a convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
+    where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
     seeds = max(len(data.final(cell)) for cell in needed)
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
     caption = (
@@ -153,12 +164,13 @@ def draw(name: str, args: Args, folder: Path) -> None:
         + f" {shown.shows}."
         + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
     )
-    title = f"Beukman et al. 2026, figure {name}: {figure.title}"
+    title = f"{paper.CITATION}, figure {name.removeprefix('B')}: {figure.title}"
     out = output(name, args)
     out.parent.mkdir(parents=True, exist_ok=True)
     pictures.save(shown, out.with_name(out.name + ".png"), title, caption)
     summary = {
         "figure": name,
+        "paper": paper.CITATION,
         "title": figure.title,
         "preset": args.preset,
         "command": shlex.join(replace(args, figures=(name,)).again()),
@@ -212,17 +224,20 @@ def rounded(value: Any) -> Any:
 
 
 def list_figures(args: Args) -> None:
-    for name, preset in PRESETS.items():
-        print(f"preset {name}: {preset.about}")
-    print()
-    for name in args.names:
-        figure, there = FIGURES[name], []
-        for preset_name, preset in PRESETS.items():
-            cells = grid.with_sources(list(figure.cells(preset).values()))
-            done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
-            there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")
-        scripts = " ".join(sorted({f"{cell.script}.py" for cell in figure.cells(PRESETS["laptop"]).values()}))
-        print(f"{name:>4}  {figure.title} ({scripts})\n      {'; '.join(there)}")
+    for paper in dict.fromkeys(PAPERS[name] for name in args.names):
+        print(paper.CITATION)
+        for preset_name, preset in PRESETS[paper].items():
+            print(f"preset {preset_name}: {preset.about}")
+        print()
+        for name in (name for name in args.names if PAPERS[name] is paper):
+            there = []
+            for preset_name in PRESETS[paper]:
+                cells = grid.with_sources(list(cells_of(name, preset_name).values()))
+                done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
+                there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")
+            scripts = " ".join(sorted({f"{cell.script}.py" for cell in cells_of(name, "laptop").values()}))
+            print(f"{name:>4}  {FIGURES[name].title} ({scripts})\n      {'; '.join(there)}")
+        print()
 
 
 def result(name: str, preset: str, args: Args) -> str:

@@ -1,19 +1,31 @@
 """What the runs of a figure have logged, as the figures use it."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from common import plots
 from experiments.grid import Cell
-from experiments.presets import Preset
+from experiments.verdicts import Check
+
+
+class Figure(NamedTuple):
+    """What to run, and what to make of it."""
+
+    title: str
+    claim: str  # the paper's
+    cells: Callable[[Any], dict[Any, Cell]]  # of a preset
+    show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
+    suite: str | None = None  # the paper's environments, where all presets but `paper` have others
 
 
 class Data:
-    """What the runs have logged. Scores: 0 for a random policy, 1 for the best one, a value for each seed."""
+    """What the runs have logged. Scores: 0 for a random policy, 1 for the best one, a value for each seed. Its preset
+    says which key is the performance, and the scale of a run's."""
 
-    def __init__(self, p: Preset, folder: Path):
+    def __init__(self, p: Any, folder: Path):
         self.p, self.folder = p, folder
         self._lines: dict[str, list[dict[str, Any]]] = {}
 
@@ -45,7 +57,7 @@ class Data:
     def mean(self, run: Cell, begin: float, end: float) -> np.ndarray:
         """Score over a part of the run. A seed that has diverged by then is as good as a random policy."""
         values = self.part(run, performance(self.p, run), begin, end)
-        low, high = (0.0, 1.0) if run.script == "stochastic_opt" else (self.p.low, self.p.high)
+        low, high = self.p.scale(run)
         diverged = self.diverged(run, end)
         if diverged is None:
             return np.full(1, np.nan)
@@ -75,9 +87,9 @@ class Data:
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
 
 
-def performance(p: Preset, run: Cell) -> str:
+def performance(p: Any, run: Cell) -> str:
     return "charts/negative_distance" if run.script == "stochastic_opt" else p.performance
 
 
-def axis(p: Preset) -> str:
+def axis(p: Any) -> str:
     return plots.AXIS_LABELS[p.performance]

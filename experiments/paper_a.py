@@ -1,12 +1,12 @@
 """Beukman et al. 2026 (https://arxiv.org/abs/2603.06009): from the runs of each figure to its picture and checks."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from common import plots
-from experiments.data import Data, axis, performance
+from experiments.data import Data, Figure, axis, performance
 from experiments.grid import Cell
 from experiments.paper_a_runs import (
     BOWL_CHANGED,
@@ -33,6 +33,7 @@ from experiments.pictures import HeatMap, Line, Picture
 from experiments.presets import Preset
 from experiments.verdicts import Check, difference, within
 
+CITATION = "Beukman et al. 2026"
 MARGIN = 0.1  # of the way from a random policy to the best one: less is no difference
 FLAT = 0.05  # of that way in the second half of a run: less is a plateau
 TWICE = np.log10(2)
@@ -451,13 +452,6 @@ def show_heat_map(d: Data, cells: Cells) -> Shown:
     values = np.array([[d.p.low + scale * d.final(cells[com, eps]).mean() for eps in epsilons] for com in coms])
     names = [f"{com:g}" for com in coms], [f"{eps:g}" for eps in epsilons]
     return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), trade_checks(d, cells)
-
-
-class Figure(NamedTuple):
-    title: str
-    claim: str  # the paper's
-    cells: Callable[[Preset], Cells]
-    show: Callable[[Data, Cells], Shown]
 
 
 FIGURES = {

@@ -21,8 +21,7 @@ class Preset:
     """Games, sizes and grids. N and K of the variants are factors of those of the base."""
 
     about: str
-    where: str  # for captions
-    games: tuple[str, ...]  # the first two are shown where not all can be
+    games: tuple[str, ...]  # the first is shown where not all can be
     base: dict[str, Any]  # flags of all runs of ppo.py
     pqn: dict[str, Any]  # those of pqn.py
     total_timesteps: int
@@ -31,6 +30,8 @@ class Preset:
     many_factors: tuple[int, ...]  # of N, where performance is plotted against it
     flat: tuple[int, int]  # N and K with as many transitions as the base, for more environments instead of steps
     gammas: tuple[float, ...]
+    others: tuple[str, ...]  # the environments of another suite
+    others_base: dict[str, Any]
     missing: str | None = None  # why its runs cannot be started, if they cannot
 
     performance = "charts/episodic_return"
@@ -51,26 +52,30 @@ PAPER_PQN = dict(
     anneal_lr=True, start_e=1.0, end_e=0.01, exploration_timesteps=250_000, network="cnn", hidden_sizes=(512,),
     num_seeds=5, num_eval_episodes=0,
 )  # fmt: skip
+PROCGEN = dict(learning_rate=5e-4, gamma=0.999, hidden_sizes=(256,))  # and a deeper network than ppo.py has
 SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-3, num_devices=1)
 GRID = dict(factor=4, factors=(2, 4), many_factors=(1, 2, 4, 8, 16), gammas=(0.95, 0.99, 0.999))
 PRESETS = {
     "laptop": Preset(
         about="three MinAtar games on two cores in place of Atari-10, 1M steps, 5 seeds",
-        where="MinAtar's Asterix, Breakout and SpaceInvaders in place of Atari-10",
         games=("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar"), total_timesteps=2**20, flat=(64, 4),
         base=PAPER | SMALL, pqn=PAPER_PQN | SMALL | dict(exploration_timesteps=2**17), **GRID,
+        others=("Freeway-MinAtar",), others_base={},
     ),
     "gpu": Preset(
         about="five MinAtar games on one GPU in place of Atari-10, 100M steps, 5 seeds",
-        where="MinAtar's five games in place of Atari-10",
         games=tuple(f"{name}-MinAtar" for name in scores.MINATAR), total_timesteps=10**8, flat=(128, 8),
         base=PAPER | dict(hidden_sizes=(128,)), pqn=PAPER_PQN | dict(hidden_sizes=(128,)), **GRID,
+        others=("Freeway-MinAtar",), others_base={},
     ),
     "paper": Preset(
-        about="Atari-10 as in paper B, 100M steps, 5 seeds; no adapter for Atari yet: --dry-run prints the commands",
-        where="Atari-10", games=tuple(f"envpool/{name}-v5" for name in ATARI_10), total_timesteps=10**8, flat=(128, 8),
+        about="Atari-10 and Procgen as in paper B, 100M steps, 5 seeds; --dry-run prints the commands, but the scripts "
+        "have no adapter for these environments",
+        games=tuple(f"envpool/{name}-v5" for name in ATARI_10), total_timesteps=10**8, flat=(128, 8),
         base=PAPER, pqn=PAPER_PQN, **GRID,
-        missing="there is no adapter for Atari; --dry-run prints the commands, --preset laptop or gpu plays MinAtar",
+        others=tuple(f"envpool/{name}Hard-v0" for name in scores.PROCGEN), others_base=PROCGEN,
+        missing="the scripts have no adapter for Atari and Procgen; --dry-run prints the commands, --preset laptop or "
+        "gpu plays MinAtar",
     ),
 }  # fmt: skip
 
@@ -90,6 +95,13 @@ def cell(p: Preset, script: str, game: str, **varied: Any) -> Cell:
 
 def for_games(p: Preset, variants: dict[Any, dict[str, Any]], script: str = "ppo") -> Cells:
     return {(key, game): cell(p, script, game, **flags) for key, flags in variants.items() for game in p.games}
+
+
+def other_cells(p: Preset) -> Cells:
+    variants = sizes(p, p.factors)
+    return {
+        (k, env): cell(p, "ppo", env, **p.others_base, **flags) for k, flags in variants.items() for env in p.others
+    }
 
 
 def sizes(p: Preset, factors: tuple[int, ...], script: str = "ppo") -> dict[Any, dict[str, Any]]:

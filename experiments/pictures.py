@@ -12,12 +12,12 @@ from common.plots import COLOURS, mean_and_ci
 
 class Line(NamedTuple):
     """y [T, seeds] over x [T]: mean and shaded 95 % interval (curve, points), on a logarithmic axis of the logarithms;
-    or a dot for each value (dots)."""
+    a dot for each value (dots); or y [T, 3], an estimate and its interval (interval, interval points)."""
 
     label: str
     x: np.ndarray
     y: np.ndarray
-    kind: Literal["curve", "points", "dots", "theory"] = "curve"
+    kind: Literal["curve", "points", "dots", "theory", "interval", "interval points"] = "curve"
 
 
 class Picture(NamedTuple):
@@ -30,6 +30,7 @@ class Picture(NamedTuple):
     log_y: bool = False
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
+    own_y: bool = False  # each panel has a y axis of its own, which its title names
     shows: str = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
 
 
@@ -72,7 +73,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
     first = None
     for column, (title, lines) in enumerate(picture.panels.items()):
-        axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=first)
+        axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=None if picture.own_y else first)
         first = first or axes
         for line in lines:
             _draw_line(axes, line, colours[line.label], picture.log_y)
@@ -82,7 +83,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.set_ylabel(picture.y_label)
         if picture.log_x:
             axes.set_xscale("log")
-            if all(line.kind == "points" for line in lines):
+            if lines and all(line.kind.endswith("points") for line in lines):
                 ticks = sorted({x for line in lines for x in line.x})
                 axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
                 axes.xaxis.set_minor_locator(NullLocator())
@@ -105,13 +106,21 @@ def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
         axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
         return
-    mean, width = mean_and_ci(np.log10(line.y) if log_y else line.y)
-    mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
+    if line.kind.startswith("interval"):
+        mean, low, high = line.y.T
+    else:
+        mean, width = mean_and_ci(np.log10(line.y) if log_y else line.y)
+        mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
         return
     axes.plot(
-        line.x, mean, color=colour, linewidth=1.7, label=line.label, marker="o" if line.kind == "points" else None
+        line.x,
+        mean,
+        color=colour,
+        linewidth=1.7,
+        label=line.label,
+        marker="o" if line.kind.endswith("points") else None,
     )
     if line.y.shape[1] > 1:
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -35,10 +35,15 @@ class Preset:
     scaled_envs: tuple[int, ...]  # figures 9, 13 and 14, the base among them
     scaled_seeds: int
     checkpoints: int  # in a run, an even number: figure 3 starts from the one half-way
+    missing: str | None = None  # why its runs cannot be started, if they cannot
 
     @property
     def steps_per_update(self) -> int:
         return self.base["num_envs"] * self.base["num_steps"]
+
+    def scale(self, run: Cell) -> tuple[float, float]:
+        """The performance that is score 0 and score 1; of a bowl, performance is the score."""
+        return (0.0, 1.0) if run.script == "stochastic_opt" else (self.low, self.high)
 
 
 TABLE_2 = dict(

@@ -29,7 +29,10 @@ ATARI = {
 MINATAR = {
     "Asterix": (0.0, 1.0), "Breakout": (0.0, 1.0), "Freeway": (0.0, 1.0), "SpaceInvaders": (0.0, 1.0),
 }  # fmt: skip
-SCALES = {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
+# Procgen, hard: the ranges of Cobbe et al. 2020, table 1. The paper does not say which two it took.
+PROCGEN = {"Bigfish": (0.0, 40.0), "Starpilot": (1.5, 35.0)}
+SCALES = {f"envpool/{game}Hard-v0": scale for game, scale in PROCGEN.items()}
+SCALES |= {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
 SCALES |= {f"{game}-MinAtar": scale for game, scale in MINATAR.items()}
 
 

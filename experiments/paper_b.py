@@ -1,0 +1,366 @@
+"""Mayor et al. 2025 (https://arxiv.org/abs/2506.03404): from the runs of each figure to its picture and checks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from common import plots
+from experiments import scores, visited
+from experiments.data import Data, Figure
+from experiments.paper_b_runs import (
+    Cells,
+    Preset,
+    encoder_cells,
+    gamma_cells,
+    many_cells,
+    more_data_cells,
+    other_cells,
+    pqn_cells,
+    rate_cells,
+    reuse_cells,
+    same_data_cells,
+)
+from experiments.pictures import Line, Picture
+from experiments.verdicts import Check
+
+CITATION = "Mayor et al. 2025"
+LITTLE = 0.1  # of the way from a random policy to the reference: less is no difference
+POINTS = 33  # of a curve over all games
+STEPS, ENVS, IQM = "environment steps", "parallel environments (--num-envs)", "normalised interquartile mean return"
+SHOWS = "Interquartile mean over games and seeds of the normalised return with its 95 % stratified bootstrap interval"
+METRICS = {
+    "charts/episodic_return": "episode return",
+    "plasticity/feature_rank": "feature rank",
+    "plasticity/dormant_neurons": "dormant neurons (share)",
+    "plasticity/weight_norm": "weight norm",
+    "plasticity/gradient_kurtosis": "gradient kurtosis",
+    "plasticity/policy_variance": "policy variance",
+    "plasticity/effective_sample_size": "effective sample size (%)",
+}
+NETWORK = {  # the measurements of figures 3 and 6, and which way more environments move them
+    "plasticity/feature_rank": "higher",
+    "plasticity/dormant_neurons": "lower",
+    "plasticity/weight_norm": "lower",
+    "plasticity/gradient_kurtosis": "lower",
+}
+
+Shown = tuple[Picture, list[Check]]
+
+
+def by_game(cells: Cells, key: Any) -> dict[str, Any]:
+    return {game: run for (k, game), run in cells.items() if k == key}
+
+
+def keys(cells: Cells) -> list[Any]:
+    return list(dict.fromkeys(key for key, _ in cells))
+
+
+def final(d: Data, cells: Cells, key: Any) -> np.ndarray:
+    """Normalised returns of the last tenth of the runs. -> [seeds, games], NaN where a run is missing."""
+    return matrix([d.final(run) for run in by_game(cells, key).values()])
+
+
+def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:
+    seeds = max(map(len, columns))
+    return np.stack([c if len(c) == seeds else np.full(seeds, np.nan) for c in columns], axis=1)
+
+
+def measured(d: Data, cells: Cells, key: Any, metric: str) -> np.ndarray:
+    """Means over the last half of the runs, which measurements need less than returns. -> [seeds, games]."""
+    return matrix([plots.mean_and_ci(d.part(run, metric, 0.5, 1.0).T)[0] for run in by_game(cells, key).values()])
+
+
+def iqm_curve(d: Data, cells: Cells, key: Any, label: str) -> list[Line]:
+    """The interquartile mean over games and seeds, at common steps. Nothing where a run is missing."""
+    runs = by_game(cells, key).values()
+    if any(d.diverged(run) is None for run in runs):
+        return []
+    x = np.linspace(0, d.p.total_timesteps, POINTS)[1:]
+    columns = []
+    for run in runs:
+        low, high = d.p.scale(run)
+        steps, y = d.curve(run, d.p.performance)
+        columns.append([np.interp(x, steps[~np.isnan(seed)], seed[~np.isnan(seed)]) for seed in y.T])
+        columns[-1] = (np.array(columns[-1]) - low) / (high - low)  # [seeds, T]
+    values = np.stack(columns, axis=1)  # [seeds, games, T]
+    estimate, low, high = scores.bootstrap(over_time, values)
+    return [Line(label, x, np.stack([estimate, low, high], axis=1), "interval")]
+
+
+def over_time(values: np.ndarray) -> np.ndarray:
+    """[seeds, games, T] -> [T]."""
+    return scores.aggregate(values.reshape(-1, values.shape[-1]), axis=0)
+
+
+def iqm_curves(d: Data, cells: Cells, names: dict[Any, str]) -> Picture:
+    lines = [line for key, label in names.items() for line in iqm_curve(d, cells, key, label)]
+    return Picture({"": lines}, STEPS, IQM, shows=SHOWS)
+
+
+def iqm_points(d: Data, cells: Cells, label: str, x: Sequence[float], names: Sequence[Any]) -> Line:
+    found = np.array([scores.iqm(final(d, cells, key)) for key in names])
+    return Line(label, np.array(x, np.float64), found, "interval points")
+
+
+def size(p: Preset, n: float = 1, k: float = 1, script: str = "ppo") -> str:
+    base = p.base if script == "ppo" else p.pqn
+    return f"N {round(n * base['num_envs'])}, K {round(k * base['num_steps'])}"
+
+
+# The figures: from the runs to a picture and the checks of its claim.
+
+
+def show_same_data(d: Data, cells: Cells) -> Shown:
+    (envs, steps), base = d.p.flat, (d.p.base["num_envs"], d.p.base["num_steps"])
+    names = {"base": f"N {base[0]}, K {base[1]}", "flat": f"N {envs}, K {steps}"}
+    what = f"final score, {names['flat']} less {names['base']}"
+    check = scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)
+    return iqm_curves(d, cells, names), [check]
+
+
+def show_more_data(d: Data, cells: Cells) -> Shown:
+    names = {key: size(d.p, *key) for key in keys(cells)}
+    most = d.p.factors[-1]
+    envs, steps, base = (final(d, cells, key) for key in ((most, 1), (1, most), (1, 1)))
+    checks = [
+        scores.better(f"final score, N × {most} less the base", envs, base, above=0.0),
+        scores.better(f"final score, K × {most} less the base", steps, base, above=0.0),
+        scores.better(f"final score, N × {most} less K × {most}", envs, steps, above=0.0),
+    ]
+    return iqm_curves(d, cells, names), checks
+
+
+def show_reuse(d: Data, cells: Cells) -> Shown:
+    epochs, base = (1, *d.p.factors), d.p.base["update_epochs"]
+    panels = {}
+    for n, k in ((1, 1), (d.p.factor, 1), (1, d.p.factor)):
+        lines = [line for e in epochs for line in iqm_curve(d, cells, (e, n, k), f"--update-epochs {e * base}")]
+        panels[size(d.p, n, k)] = lines
+    few, most, c = epochs[1], epochs[-1], d.p.factor
+    plain = final(d, cells, (1, 1, 1))
+    checks = [
+        scores.better(f"final score, the base less E × {most}", plain, final(d, cells, (most, 1, 1)), above=0.0),
+        scores.better(
+            f"final score at E × {most}, N × {c} less the base N",
+            final(d, cells, (most, c, 1)), final(d, cells, (most, 1, 1)), above=0.0,
+        ),
+        scores.better(
+            f"final score, E × {few} and N × {c} less the base", final(d, cells, (few, c, 1)), plain, above=-LITTLE
+        ),
+    ]  # fmt: skip
+    return Picture(panels, STEPS, IQM, shows=SHOWS), checks
+
+
+def metric_panels(d: Data, cells: Cells, names: dict[Any, str], metrics: Sequence[str], game: str) -> Picture:
+    panels = {}
+    for metric in metrics:
+        lines = [Line(label, *d.curve(cells[key, game], metric)) for key, label in names.items()]
+        panels[METRICS[metric]] = [line for line in lines if len(line.x)]
+    shows = f"Shown: {game}. Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
+    return Picture(panels, STEPS, "", shows=shows, own_y=True)
+
+
+def moved(d: Data, cells: Cells, metric: str, way: str, n: int) -> Check:
+    """More environments move a measurement this way."""
+    envs, base = (measured(d, cells, key, metric) for key in ((n, 1), (1, 1)))
+    what = f"{METRICS[metric]}, N × {n} less the base, mean over games"
+    return scores.higher(what, envs, base, **({"above": 0.0} if way == "higher" else {"below": 0.0}))
+
+
+def show_network(d: Data, cells: Cells) -> Shown:
+    most = d.p.factors[-1]
+    names = {key: size(d.p, *key) for key in ((1, 1), (most, 1), (1, most))}
+    checks = [moved(d, cells, metric, way, most) for metric, way in NETWORK.items()]
+    return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks
+
+
+def show_policy(d: Data, cells: Cells) -> Shown:
+    most, metrics = d.p.factors[-1], ("plasticity/policy_variance", "plasticity/effective_sample_size")
+    names = {key: size(d.p, *key) for key in ((1, 1), (most, 1), (1, most))}
+    checks = [moved(d, cells, metric, way, most) for metric, way in zip(metrics, ("lower", "higher"), strict=True)]
+    return metric_panels(d, cells, names, metrics, d.p.games[0]), checks
+
+
+def show_encoders(d: Data, cells: Cells) -> Shown:
+    c = d.p.factor
+    words = {True: "shared", False: "separate"}
+    names = {(s, f): f"{words[s]} encoder, {size(d.p, f)}" for s in words for f in (1, c)}
+
+    def gain(separate: Any, separate_base: Any, shared: Any, shared_base: Any) -> float:
+        iqm = scores.aggregate
+        return (iqm(separate) - iqm(separate_base)) - (iqm(shared) - iqm(shared_base))
+
+    what = f"gain in the final score by N × {c}, separate less shared encoders"
+    order = ((False, c), (False, 1), (True, c), (True, 1))
+    check = scores.contrast(what, gain, *(final(d, cells, key) for key in order), above=0.0)
+    return iqm_curves(d, cells, names), [check]
+
+
+def show_pqn(d: Data, cells: Cells) -> Shown:
+    """Little in the return; and some of the measurements move as PPO's do."""
+    c = d.p.factor
+    names = {key: size(d.p, *key, script="pqn") for key in keys(cells)}
+    envs, base = final(d, cells, (c, 1)), final(d, cells, (1, 1))
+    what = f"final score, N × {c} less the base"
+    moves = [moved(d, cells, metric, way, c) for metric, way in NETWORK.items()]
+    some = [check for check in moves if check.outcome == "holds"] or moves
+    checks = [
+        scores.better(what, envs, base, below=LITTLE),
+        scores.better(what, envs, base, above=-LITTLE),
+        *some,
+    ]
+    return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks
+
+
+def show_rates(d: Data, cells: Cells) -> Shown:
+    c = d.p.factor
+    rate = d.p.base["learning_rate"]
+    names = {(n, r): f"{size(d.p, n)}, --learning-rate {rate * r:g}" for n, r in keys(cells)}
+    same = final(d, cells, (c, 1))
+    checks = [
+        scores.better(
+            f"final score at N × {c}, learning rate × {r:g} less the same", final(d, cells, (c, r)), same, below=LITTLE
+        )
+        for r in (c**0.5, c)
+    ]
+    return iqm_curves(d, cells, names), checks
+
+
+def show_gammas(d: Data, cells: Cells) -> Shown:
+    c = d.p.factor
+    lines = [iqm_points(d, cells, size(d.p, f), d.p.gammas, [(g, f) for g in d.p.gammas]) for f in (1, c)]
+    checks = [
+        scores.better(f"final score at γ {g}, N × {c} less the base N", many, few, above=0.0)
+        for g in d.p.gammas
+        for many, few in [(final(d, cells, (g, c)), final(d, cells, (g, 1)))]
+    ]
+    return Picture({"": lines}, "discount factor (--gamma)", f"final {IQM}", shows=SHOWS), checks
+
+
+def show_many(d: Data, cells: Cells) -> Shown:
+    """Performance against N at a fixed number of environment steps."""
+    factors = d.p.many_factors
+    x = [f * d.p.base["num_envs"] for f in factors]
+    words = {
+        "larger": f"{d.p.base['num_minibatches']} minibatches, which grow (the paper)",
+        "more": "more minibatches of the same size",
+    }
+    lines = [iqm_points(d, cells, label, x, [(how, f) for f in factors]) for how, label in words.items()]
+    base, half, most = final(d, cells, ("larger", 1)), factors[len(factors) // 2], factors[-1]
+    checks = [
+        scores.better(
+            f"final score, N × {f}, {how} minibatches, less the base", final(d, cells, (how, f)), base, above=0
+        )
+        for how in words
+        for f in (half, most)
+    ]
+    return Picture({"": lines}, ENVS, f"final {IQM}", log_x=True, shows=SHOWS), checks
+
+
+def show_visited(d: Data, cells: Cells) -> Shown:
+    """Figure 2: where N and K lead, in one plane for all of them."""
+    game, most = d.p.games[0], d.p.factors[-1]
+    shown = ((1, 1), (1, most), (most, 1))
+    found = visited.coverage(d, cells, d.p.games)
+    panels = {}
+    for key in shown:
+        points, share = found.points.get((key, game)), found.shares.get((key, game))
+        if points is not None:
+            title = f"{size(d.p, *key)}: {100 * share.mean():.0f} % covered"
+            panels[title] = [Line("visited", points[:, 0], points[:, 1:], "dots")]
+    shows = f"Shown: {game}, {found.how}"
+    picture = Picture(panels or {"": []}, "first axis", "second axis", shows=shows)
+    return picture, coverage_checks(d, cells, found)
+
+
+def show_coverage(d: Data, cells: Cells) -> Shown:
+    """Figure 9: the share of cells against N and K."""
+    found = visited.coverage(d, cells, d.p.games)
+    factors = (1, *d.p.factors)
+    panels = {}
+    for game in d.p.games:
+        lines = []
+        for label, order in (("N × factor", [(f, 1) for f in factors]), ("K × factor", [(1, f) for f in factors])):
+            y = [found.shares.get((key, game)) for key in order]
+            if all(share is not None for share in y):
+                lines.append(Line(label, np.array(factors, np.float64), np.array(y), "points"))
+        panels[game] = lines
+    shows = f"Mean and 95 % interval over seeds, {found.how}"
+    picture = Picture(panels, "factor", "share of cells visited", log_x=True, shows=shows)
+    return picture, coverage_checks(d, cells, found)
+
+
+def coverage_checks(d: Data, cells: Cells, found: visited.Coverage) -> list[Check]:
+    most = d.p.factors[-1]
+    envs, steps, base = (
+        matrix([found.shares.get((key, game), np.full(1, np.nan)) for game in d.p.games])
+        for key in ((most, 1), (1, most), (1, 1))
+    )
+    return [
+        scores.higher(f"coverage, N × {most} less the base, mean over games", envs, base, above=0.0),
+        scores.higher(f"coverage, N × {most} less K × {most}, mean over games", envs, steps, above=0.0),
+    ]
+
+
+FIGURES = {
+    "B1a": Figure(
+        "The same data from more environments or longer rollouts",
+        "With as many transitions per update, more environments are better than longer rollouts.",
+        same_data_cells, show_same_data, "Atari-10",
+    ),
+    "B1b": Figure(
+        "More data per update", "More environments and longer rollouts both help, more environments more.",
+        more_data_cells, show_more_data, "Atari-10",
+    ),
+    "B1c": Figure(
+        "More epochs", "More epochs hurt; more environments make up for it.", reuse_cells, show_reuse, "Atari-10",
+    ),
+    "B2": Figure(
+        "Visited observations", "More environments visit more of the observations, longer rollouts do not so much.",
+        more_data_cells, show_visited, "Atari-10",
+    ),
+    "B3": Figure(
+        "Network and gradient",
+        "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a lower "
+        "gradient kurtosis.",
+        more_data_cells, show_network, "Atari-10",
+    ),
+    "B4": Figure(
+        "Policy variance and effective sample size",
+        "More environments go with a lower policy variance and a higher effective sample size.",
+        more_data_cells, show_policy, "Atari-10",
+    ),
+    "B5": Figure(
+        "Shared and separate encoders",
+        "With encoders of their own, actor and critic gain more from more environments.",
+        encoder_cells, show_encoders, "Atari-10",
+    ),
+    "B6": Figure(
+        "PQN", "More environments do little for PQN's return, and move some of the measurements as they move PPO's.",
+        pqn_cells, show_pqn, "Atari-10",
+    ),
+    "B7": Figure(
+        "More data per update on another suite",
+        "On Procgen, too, more environments and longer rollouts both help, more environments more.",
+        other_cells, show_more_data, "Procgen",
+    ),
+    "B9": Figure(
+        "Coverage of the observations", "The more environments, the more of the observations are visited.",
+        more_data_cells, show_coverage, "Atari-10",
+    ),
+    "B11": Figure(
+        "Learning rate for more environments",
+        "With more environments the same learning rate is about best; scaling it with N or with its root is no better.",
+        rate_cells, show_rates, "Atari-10",
+    ),
+    "B12": Figure(
+        "Discount factor", "The gain from more environments is there for every discount factor.",
+        gamma_cells, show_gammas, "Atari-10",
+    ),
+    "BN": Figure(
+        "Performance against the number of environments (asked for by the reviewers)",
+        "At a fixed number of environment steps, the performance rises with the number of environments.",
+        many_cells, show_many, "Atari-10",
+    ),
+}  # fmt: skip
