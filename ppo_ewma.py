@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
 
 import flax.linen as nn
 import jax
@@ -32,11 +33,10 @@ from common import arguments, bits, checkpoints, envs, evaluation, hardware, run
 from common.actions import Categorical, Discrete, Gaussian
 from common.arguments import RunArgs
 from common.metrics import (
-    coverage,
+    coverage_pca,
     effective_sample_size,
     gradient_metrics,
     layer_metrics,
-    pca,
     policy_variance,
     weight_norm,
 )
@@ -453,7 +453,7 @@ def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Batch)
         "plasticity/weight_norm": weight_norm(learner.params),
         "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(probe.action) - probe.log_prob),
         "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage(pca(bits.unpack(probe.obs))),
+        "plasticity/coverage_pca": coverage_pca(bits.unpack(probe.obs)),
     }
 
 

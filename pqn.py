@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
 
 import flax.linen as nn
 import jax
@@ -29,7 +30,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
 from common.actions import Categorical, Discrete
 from common.arguments import RunArgs
-from common.metrics import coverage, gradient_metrics, layer_metrics, pca, policy_variance, weight_norm
+from common.metrics import coverage_pca, gradient_metrics, layer_metrics, policy_variance, weight_norm
 from common.shuffle import random_permutation
 
 PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
@@ -219,7 +220,7 @@ def epsilon_greedy(q: jax.Array, epsilon: jax.Array) -> Categorical:
 
 def exploration(args: Args, update: jax.Array) -> jax.Array:
     """Epsilon of an update: linear in environment steps from start_e to end_e, then constant."""
-    done = jnp.minimum(1.0, update * float(args.batch_size) / max(1, args.exploration_timesteps))
+    done = jnp.minimum(1.0, update * float(args.batch_size) / max(1.0, float(args.exploration_timesteps)))
     return args.start_e + done * (args.end_e - args.start_e)
 
 
@@ -361,7 +362,7 @@ def plasticity(args: Args, network: QNetwork, learner: Learner, probe: Batch) ->
         **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], probe),
         "plasticity/weight_norm": weight_norm(learner.params),
         "plasticity/policy_variance": policy_variance(epsilon_greedy(q, 0.0)),
-        "plasticity/coverage_pca": coverage(pca(bits.unpack(probe.obs))),
+        "plasticity/coverage_pca": coverage_pca(bits.unpack(probe.obs)),
     }
 
 

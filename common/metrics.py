@@ -14,6 +14,7 @@ import numpy as np
 
 from common.actions import Categorical, Gaussian
 
+COVERAGE_SAMPLE = 512  # observations: always as many, or a larger sample would cover more by itself
 GRADIENT_PARTS = 8  # a sample is cut into so many batches, whose gradients tell the noise
 
 
@@ -68,6 +69,11 @@ def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
     return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
 
 
+def coverage_pca(obs: jax.Array) -> jax.Array:
+    """`coverage` of the first COVERAGE_SAMPLE observations [n, ...] in the plane of their principal components."""
+    return coverage(pca(obs[:COVERAGE_SAMPLE]))
+
+
 def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
     """Share of the grid x grid cells of the points' bounding box in which there is a point. points: [n, 2] -> []."""
     low, high = points.min(0), points.max(0)
@@ -76,15 +82,15 @@ def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
     return jnp.zeros(grid * grid).at[row * grid + column].set(1.0).mean()
 
 
-def pca(x: jax.Array) -> jax.Array:
-    """The first two principal components: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
+def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
+    """The first two principal components, by subspace iteration: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
     x = x.reshape(x.shape[0], -1).astype(jnp.float32)
     x = x - x.mean(0)
-    if x.shape[1] <= x.shape[0]:
-        points = x @ jnp.linalg.eigh(x.T @ x)[1][:, -2:]
-    else:
-        values, vectors = jnp.linalg.eigh(x @ x.T)
-        points = vectors[:, -2:] * jnp.sqrt(jnp.maximum(values[-2:], 0.0))
+    basis = jax.random.normal(jax.random.key(0), (x.shape[1], min(8, *x.shape)))
+    for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
+        basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
+    vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
+    points = vectors[:, :2] * values[:2]
     return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be one dimension only
 
 
