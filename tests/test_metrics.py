@@ -1,0 +1,457 @@
+"""common/metrics.py against closed forms, sums by hand, NumPy and SciPy. How the scripts use it: test_plasticity.py."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from common import metrics
+from common.actions import Categorical, Gaussian
+from common.metrics import gradient_noise, layer_metrics, policy_variance
+
+# Each as one program: dozens of small ones take longer to compile.
+feature_rank, dormant_neurons = jax.jit(metrics.feature_rank), jax.jit(metrics.dormant_neurons)
+gradient_kurtosis, weight_norm = jax.jit(metrics.gradient_kurtosis), jax.jit(metrics.weight_norm)
+effective_sample_size, pca = jax.jit(metrics.effective_sample_size), jax.jit(metrics.pca)
+coverage = jax.jit(metrics.coverage, static_argnums=1)
+gradient_metrics = jax.jit(metrics.gradient_metrics, static_argnums=0)
+
+# Feature rank
+
+
+def with_singular_values(values, rows, columns, seed=0):
+    """A matrix in general position, exact in float64."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(n, len(values))))[0] for n in (rows, columns))
+    return jnp.array(left * values @ right.T, jnp.float32)
+
+
+@pytest.mark.parametrize("rows, columns", [(20, 8), (8, 20), (8, 8)])
+def test_rank_of_equal_singular_values_is_their_number(rows, columns):
+    assert feature_rank(with_singular_values([2.0] * 3, rows, columns)) == 3
+    assert feature_rank(with_singular_values([0.5] * 8, rows, columns)) == 8
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(
+    "values, rank",
+    [
+        ([98, 1.1, 0.9], 2),  # 98 %, 99.1 %
+        ([98, 0.9, 0.8, 0.3], 3),  # 98 %, 98.9 %, 99.7 %
+        ([99.1, 0.9], 1),
+        ([98.9, 1.1], 2),
+        ([50, 30, 19.1, 0.9], 3),
+        ([50, 30, 18.9, 1.1], 4),
+        ([9, 1], 2),  # of the squares the first has 98.8 %, of the values 90 %
+        ([12, 1], 2),  # of the squares the first has 99.3 %
+        ([5, 0, 0], 1),
+    ],
+)
+def test_rank_is_where_99_percent_of_the_sum_are_reached(values, rank, scale):
+    """In any order, whatever the scale."""
+    assert feature_rank(jnp.diag(jnp.array(values[::-1], jnp.float32) * scale)) == rank
+
+
+def test_rank_with_another_share():
+    features = jnp.diag(jnp.array([4.0, 3.0, 2.0, 1.0]))
+    assert [float(feature_rank(features, share)) for share in (0.3, 0.5, 0.8, 0.95)] == [1, 2, 3, 4]
+
+
+def test_rank_of_nothing_and_of_nan():
+    assert feature_rank(jnp.zeros((6, 4))) == 0
+    assert np.isnan(feature_rank(jnp.ones((6, 4)).at[2, 1].set(jnp.nan)))
+    assert np.isnan(feature_rank(jnp.ones((6, 4)).at[2, 1].set(jnp.inf)))
+
+
+def test_features_are_not_centred():
+    assert feature_rank(jnp.full((6, 4), 3.0)) == 1
+
+
+def test_small_singular_values_count_as_they_are():
+    """1 and 150 times s = 0.0001: 99 % of 1.015 are 1.00485, so 1 + 48.5 s, which makes 1 + 49 values. The roots of the
+    eigenvalues of F'F in float32, where s^2 is lost, say something else."""
+    features = with_singular_values([1.0] + [1e-4] * 150, 200, 151)
+    squares = np.linalg.eigvalsh(np.asarray(features.T @ features))[::-1]
+    roots = np.sqrt(np.maximum(squares, 0)).cumsum()
+    assert abs((roots < 0.99 * roots[-1]).sum() + 1 - 50) > 10
+    assert feature_rank(features) == 50
+
+
+# Dormant neurons
+
+
+def test_two_dead_units_of_eight():
+    layer = jnp.ones((5, 8)).at[:, [1, 6]].set(0.0)
+    assert dormant_neurons([layer], 0.025) == 2 / 8
+
+
+def test_a_unit_that_is_active_once_is_not_dead():
+    """Mean 1 / 4, the other's 1: their layer's is 5 / 8, so that the share is 0.4."""
+    layer = jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    assert dormant_neurons([layer], 0.025) == 0
+    assert [float(dormant_neurons([layer], tau)) for tau in (0.39, 0.41, 1.59, 1.61)] == [0, 0.5, 0.5, 1]
+
+
+def test_the_units_of_a_convolution_are_its_channels():
+    rng = np.random.default_rng(0)
+    layer = rng.uniform(0.5, 1.0, (3, 4, 5, 6))
+    layer[:, 0, 0] = 0  # a place where nothing happens is no unit
+    layer[0] = 0
+    assert dormant_neurons([jnp.array(layer)], 0.025) == 0
+    layer[..., 2] = 0
+    assert dormant_neurons([jnp.array(layer)], 0.025) == pytest.approx(1 / 6)
+
+
+def test_the_share_is_that_of_all_units():
+    """3 of 4, 1 of 12: a quarter of 16, though the mean of the shares is 0.42."""
+    small, large = jnp.ones((5, 4)).at[:, :3].set(0.0), jnp.ones((5, 2, 2, 12)).at[..., 7].set(0.0)
+    assert dormant_neurons([small, large], 0.025) == 4 / 16
+
+
+def test_each_unit_is_compared_with_its_own_layer():
+    """Activity 0.01 everywhere in one layer, 1 in the other: nobody is dormant."""
+    assert dormant_neurons([jnp.full((5, 4), 0.01), jnp.ones((5, 4))], 0.025) == 0
+
+
+def test_at_the_threshold_is_dormant():
+    """Means 1 and 3, the layer's 2: half of it and one and a half times."""
+    layer = jnp.array([[1.0, 3.0], [1.0, 3.0]])
+    assert dormant_neurons([layer], 0.5) == 0.5
+    assert dormant_neurons([layer], 0.4999) == 0
+    assert dormant_neurons([layer], 1.5) == 1
+    assert dormant_neurons([jnp.array([[0.0, 3.0]])], 0.0) == 0.5
+
+
+def test_a_layer_of_zeros_is_all_dormant():
+    assert dormant_neurons([jnp.zeros((5, 4))], 0.025) == 1
+    assert dormant_neurons([jnp.zeros((5, 4)), jnp.ones((5, 12))], 0.025) == 4 / 16
+
+
+def test_activity_is_a_magnitude():
+    """Signs that cancel over the sample, and a unit that is always negative."""
+    layer = jnp.array([[1.0, -0.9, 0.0], [-1.0, -0.9, 0.0]])
+    assert dormant_neurons([layer], 0.025) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("scale", [1e-6, -3.0, 1e6])
+def test_the_scale_of_a_layer_does_not_matter(scale):
+    layers = [jax.random.normal(jax.random.key(i), (16, 20)) for i in range(2)]
+    share = dormant_neurons(layers, 0.9)
+    assert 0.1 < share < 0.9
+    assert dormant_neurons([layers[0] * scale, layers[1]], 0.9) == share
+
+
+def test_dormant_neurons_by_loops():
+    rng = np.random.default_rng(0)
+    layers = [rng.normal(size=(10, 3, 5)) ** 3, rng.normal(size=(10, 7)) ** 3]
+    dormant = total = 0
+    for layer in layers:
+        means = [np.mean([abs(v) for v in layer[..., unit].flat]) for unit in range(layer.shape[-1])]
+        for mean in means:
+            total += 1
+            dormant += mean / (sum(means) / len(means)) <= 0.8
+    assert 0 < dormant < total == 12
+    assert dormant_neurons([jnp.array(layer) for layer in layers], 0.8) == pytest.approx(dormant / total)
+
+
+# Norm of the weights, kurtosis of the gradient
+
+
+def test_weight_norm_by_hand():
+    assert weight_norm({"a": {"kernel": jnp.array([[3.0]]), "bias": jnp.array([-4.0])}}) == 5
+    assert weight_norm([jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(7)]) == 3
+
+
+@pytest.mark.parametrize(
+    "draw, expected",
+    [
+        ("standard_normal", 7.0),  # log chi^2: psi'''(1/2) / psi'(1/2)^2 + 3
+        ("standard_cauchy", 5.0),  # its log is hyperbolic-secant
+        ("exponential", 5.4),  # Gumbel
+        ("lognormal", 3.0),  # normal
+    ],
+)
+def test_kurtosis_of_what_is_known(draw, expected):
+    g = getattr(np.random.default_rng(0), draw)(size=10**6)
+    assert gradient_kurtosis(jnp.array(g, jnp.float32)) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_kurtosis_is_that_of_scipy(scale):
+    g = scale * np.random.default_rng(1).standard_t(3, size=500)
+    expected = scipy.stats.kurtosis(np.log(np.abs(g) + 1e-8), fisher=False)
+    assert gradient_kurtosis(jnp.array(g, jnp.float32)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_kurtosis_is_over_all_entries_of_all_leaves():
+    """Leaves of different scales: their kurtoses have another mean."""
+    g = np.random.default_rng(2).normal(size=600).astype(np.float32)
+    g[:100] *= 1e-4
+    split = {"actor": {"kernel": jnp.array(g[:100]).reshape(5, 20), "bias": jnp.array(g[100:107])}, "rest": g[107:]}
+    assert gradient_kurtosis(split) == pytest.approx(float(gradient_kurtosis(jnp.array(g))), rel=1e-5)
+
+
+def test_an_entry_of_zero_counts_as_delta():
+    """Logarithms -2, -1, 0, 0 (times log 10^4), less their mean -5/4, -1/4, 3/4, 3/4: m2 = 11/16, m4 = 197/256."""
+    g = jnp.array([0.0, -1e-4, 1.0, -1.0])
+    assert gradient_kurtosis(g) == pytest.approx(197 / 256 / (11 / 16) ** 2, rel=1e-3)
+    assert gradient_kurtosis(g, delta=1e-12) == pytest.approx(
+        scipy.stats.kurtosis([-3, -1, 0, 0], fisher=False), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e5])
+def test_the_scale_of_a_gradient_does_not_matter(scale):
+    g = jax.random.normal(jax.random.key(0), (1000,))
+    assert gradient_kurtosis(g * scale, delta=0.0) == pytest.approx(float(gradient_kurtosis(g, delta=0.0)), rel=1e-3)
+
+
+# Effective sample size
+
+
+def test_effective_sample_size_by_hand():
+    assert effective_sample_size(jnp.zeros(7)) == pytest.approx(100)
+    assert effective_sample_size(jnp.zeros(8).at[3].set(60.0)) == pytest.approx(100 / 8)
+    assert effective_sample_size(jnp.zeros(8).at[::2].set(-jnp.inf)) == pytest.approx(50)
+    assert effective_sample_size(jnp.log(jnp.array([1.0, 2.0, 3.0]))) == pytest.approx(100 * 36 / (3 * 14))
+
+
+@pytest.mark.parametrize("offset", [-1000.0, 1000.0])
+def test_a_common_factor_of_the_weights_cancels(offset):
+    log_ratio = jax.random.normal(jax.random.key(0), (100,)).round(2)
+    size = float(effective_sample_size(log_ratio))
+    assert 20 < size < 80
+    assert effective_sample_size(log_ratio + offset) == pytest.approx(size, rel=1e-3)
+
+
+# Policies
+
+
+@pytest.mark.parametrize("nvec", [(4,), (2, 3), (3, 1, 2)])
+def test_probs_are_the_softmax_of_each_dimension(nvec):
+    logits = 3 * np.random.default_rng(0).normal(size=(5, 7, sum(nvec)))
+    probs = Categorical(jnp.array(logits), nvec).probs()
+    assert probs.shape == logits.shape
+    for begin, end in itertools.pairwise((0, *np.cumsum(nvec))):
+        np.testing.assert_allclose(probs[..., begin:end].sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(probs[..., begin:end], scipy.special.softmax(logits[..., begin:end], -1), rtol=1e-4)
+
+
+def test_a_policy_that_does_not_look_has_no_variance():
+    """However unequal its actions are."""
+    assert policy_variance(Categorical(jnp.tile(jnp.array([0.0, 5.0, -2.0]), (6, 1)), (3,))) == pytest.approx(0)
+    assert policy_variance(Gaussian(jnp.tile(jnp.array([1.0, -7.0]), (6, 1)), jnp.zeros((6, 2)))) == 0
+
+
+def test_variance_of_a_choice_between_two_of_three_actions():
+    """Of each of the two 1 / 4, of the third none."""
+    logits = jnp.log(jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]] * 4))
+    assert policy_variance(Categorical(logits, (3,))) == pytest.approx(1 / 6)
+
+
+def test_variance_of_several_choices():
+    """The first of two options changes from 0.2 to 0.6, variance 0.04 of both; of three options none changes."""
+    logits = jnp.log(jnp.array([[0.2, 0.8, 0.1, 0.2, 0.7], [0.6, 0.4, 0.1, 0.2, 0.7]]))
+    assert policy_variance(Categorical(logits, (2, 3))) == pytest.approx(2 * 0.04 / 5)
+
+
+def test_variance_of_a_gaussian_is_that_of_its_mean():
+    """(4 + 0 + 4) / 3 and 0; how much it explores does not matter."""
+    mean = jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
+    log_std = jax.random.normal(jax.random.key(0), (3, 2))
+    assert policy_variance(Gaussian(mean, log_std)) == pytest.approx(4 / 3)
+
+
+# Coverage
+
+
+def test_every_cell_of_a_full_grid_is_covered():
+    points = jnp.array(list(itertools.product(range(32), range(32))), jnp.float32)
+    assert coverage(points) == 1
+    assert coverage(points * jnp.array([1e-3, 1e3]) - 7) == 1  # each dimension has its own scale
+    assert coverage(points[:512]) == 0.5  # 16 rows of points are spread over 32 rows of cells
+    assert coverage(points[points.sum(-1) % 2 == 0]) == 0.5
+
+
+@pytest.mark.parametrize("grid", [1, 3, 32])
+def test_equal_points_and_lines(grid):
+    steps = jnp.arange(200.0)
+    assert coverage(jnp.ones((9, 2)), grid) == pytest.approx(1 / grid**2)
+    for line in ((steps, steps), (steps, -steps), (steps, 0 * steps), (0 * steps, steps)):
+        assert coverage(jnp.stack(line, 1), grid) == pytest.approx(1 / grid)
+
+
+def test_covered_cells_by_hand():
+    """The box is 4 x 8; of 2 x 2 cells the first and the last have its corners, another one has two points."""
+    points = jnp.array([[0.0, 0.0], [4.0, 8.0], [3.9, 0.1], [2.0, 3.9]])
+    assert coverage(points, 2) == 3 / 4
+    assert coverage(points, 4) == 4 / 16
+    assert coverage(jnp.concatenate([points, jnp.array([[1.9, 4.0]])]), 2) == 1
+
+
+def test_the_maximum_is_in_the_last_cell():
+    """Not in a cell of its own, and not lost."""
+    assert coverage(jnp.array([[0.0, 0.0], [1.0, 1.0], [0.99, 0.99]]), 4) == 2 / 16
+    assert coverage(jnp.array([[0.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]), 4) == 3 / 16
+
+
+# Principal components
+
+
+def distances(points):
+    points = np.asarray(points, np.float64)
+    return np.linalg.norm(points[:, None] - points[None], axis=-1)
+
+
+@pytest.mark.parametrize("rows, columns", [(40, 10), (10, 40), (20, 20)])
+def test_points_of_a_plane_keep_their_distances(rows, columns):
+    rng = np.random.default_rng(0)
+    plane = rng.normal(size=(rows, 2)) * [5.0, 1.0]
+    axes = np.linalg.qr(rng.normal(size=(columns, 2)))[0]
+    x = jnp.array(plane @ axes.T + rng.normal(size=columns), jnp.float32)
+    points = pca(x)
+    assert points.shape == (rows, 2)
+    np.testing.assert_allclose(distances(points), distances(plane), atol=1e-3)
+
+
+@pytest.mark.parametrize("rows, columns", [(50, 6), (6, 50), (3, 2), (2, 5)])
+def test_components_are_those_of_the_svd(rows, columns):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(rows, columns)) * np.geomspace(5, 1, columns) + 10
+    left, values, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    theirs = (left * values)[:, :2]
+    ours = np.asarray(pca(jnp.array(x, jnp.float32)))
+    order = np.argsort(-(ours**2).sum(0))
+    np.testing.assert_allclose(np.abs(ours[:, order]), np.abs(theirs), atol=2e-3)
+
+
+def test_one_dimension_is_its_own_component():
+    x = jnp.array([[1.0], [2.0], [6.0]])
+    np.testing.assert_allclose(distances(pca(x)), distances(x), atol=1e-5)
+    assert coverage(pca(jnp.arange(100.0)[:, None])) == 32 / 1024
+    np.testing.assert_array_equal(pca(jnp.ones((1, 1))), [[0, 0]])
+
+
+def test_images_of_booleans_are_points_of_zeros_and_ones():
+    """Two pixels of 4 x 4 x 2 take all values: the corners of a square, a quarter of the images in each."""
+    images = np.zeros((16, 4, 4, 2), bool)
+    images[:, 1, 2, 0], images[:, 3, 0, 1] = np.arange(16) % 2, np.arange(16) // 2 % 2
+    images[:, 0, 0, 0] = True
+    np.testing.assert_allclose(distances(pca(jnp.array(images))), distances(images.reshape(16, -1)), atol=1e-4)
+    corners = np.unique(np.round(pca(jnp.array(images)), 3), axis=0)
+    assert len(corners) == 4
+
+
+@pytest.mark.xfail(strict=True, reason="the second component is rounding noise, which coverage blows up to its box")
+@pytest.mark.parametrize("rows, columns", [(500, 3), (50, 100)])
+def test_points_on_a_line_cover_a_line(rows, columns):
+    line = jnp.arange(rows)[:, None] * jnp.arange(1.0, columns + 1)
+    assert coverage(pca(line)) <= 32 / 1024
+
+
+# Noise of the gradient
+
+
+def test_noise_from_expected_norms():
+    """|G|^2 = 4, tr = 12: two transitions give 4 + 12 / 2, six give 4 + 12 / 6."""
+    signal, noise = gradient_noise(jnp.float32(10), jnp.float32(6), 2, 6)
+    assert signal == pytest.approx(4) and noise == pytest.approx(12)
+
+
+def test_noise_is_unbiased():
+    """|G|^2 = 1 + 4, tr = 9 + 1 + 4; 20000 gradients of 4, of 16 transitions that are others."""
+    rng = np.random.default_rng(0)
+    true, deviation = np.array([1.0, 0.0, -2.0]), np.array([3.0, 1.0, 2.0])
+    small, big = (
+        (rng.normal(true, deviation, (20_000, size, 3)).mean(1) ** 2).sum(-1).astype(np.float32) for size in (4, 16)
+    )
+    signal, noise = gradient_noise(small, big, 4, 16)
+    assert signal.mean() == pytest.approx(5, abs=0.2) and noise.mean() == pytest.approx(14, abs=0.5)
+
+
+def mean_of(part):
+    """The gradient of a loss that is linear in its parameters: of each transition, what it is."""
+    return jax.tree.map(lambda x: x.mean(0), part)
+
+
+def test_parts_of_one_transition_have_the_sample_variance():
+    """1, 2, 6: variance 7, and the square of the mean is 9 of which 7 / 3 are noise."""
+    found = gradient_metrics(mean_of, jnp.array([[1.0], [2.0], [6.0]]))
+    assert found["plasticity/gradient_noise"] == pytest.approx(7)
+    assert found["plasticity/gradient_signal"] == pytest.approx(9 - 7 / 3)
+    assert found["plasticity/gradient_noise_scale"] == pytest.approx(7 / (9 - 7 / 3))
+
+
+def test_there_are_eight_equal_parts_and_the_rest_is_left_out():
+    """Means of pairs 1 ... 8, whatever they are made of: their variance 6 is a half of a transition's."""
+    pairs = np.arange(1.0, 9.0)[:, None] + [[0.5, -0.5]]
+    found = gradient_metrics(mean_of, jnp.array([*pairs.ravel(), 1e6, 1e6, 1e6], jnp.float32)[:, None])
+    assert found["plasticity/gradient_noise"] == pytest.approx(2 * 6)
+    assert found["plasticity/gradient_signal"] == pytest.approx(4.5**2 - 6 / 8)
+
+
+def test_no_scale_where_there_is_no_signal():
+    """1 and -1 in turn: variance 8 / 7, mean 0, less an eighth of the variance."""
+    found = gradient_metrics(mean_of, jnp.array([[1.0], [-1.0]] * 4))
+    assert found["plasticity/gradient_noise"] == pytest.approx(8 / 7)
+    assert found["plasticity/gradient_signal"] == pytest.approx(-1 / 7)
+    assert np.isnan(found["plasticity/gradient_noise_scale"])
+
+
+def test_noise_of_a_linear_regression():
+    """y = t x + e, x = ±1 in each of d dimensions, at w = 0: the gradient -(t x + e) x has the mean -t and the mean
+    square (|t|^2 + 1) d."""
+    d, n, rng = 500, 4000, np.random.default_rng(0)
+    t, x = np.full(d, np.sqrt(25 / d)), rng.choice([-1.0, 1.0], (n, d))
+    sample = {"x": jnp.array(x, jnp.float32), "y": jnp.array(x @ t + rng.normal(size=n), jnp.float32)}
+
+    def loss(params, part):
+        prediction = part["x"][:, :200] @ params["a"].ravel() + part["x"][:, 200:] @ params["b"]
+        return 0.5 * ((prediction - part["y"]) ** 2).mean()
+
+    params = {"a": jnp.zeros((10, 20)), "b": jnp.zeros(300)}
+    found = gradient_metrics(lambda part: jax.grad(loss)(params, part), sample)
+    assert found["plasticity/gradient_signal"] == pytest.approx(25, abs=4)
+    assert found["plasticity/gradient_noise"] == pytest.approx(26 * d - 25, rel=0.1)
+    scale = found["plasticity/gradient_noise"] / found["plasticity/gradient_signal"]
+    assert found["plasticity/gradient_noise_scale"] == pytest.approx(float(scale))
+
+
+def test_kurtosis_is_that_of_the_mean_gradient():
+    sample = np.random.default_rng(0).normal(size=(24, 300)).astype(np.float32)
+    expected = scipy.stats.kurtosis(np.log(np.abs(sample.mean(0)) + 1e-8), fisher=False)
+    found = gradient_metrics(mean_of, {"a": jnp.array(sample[:, :100]), "b": jnp.array(sample[:, 100:])})
+    assert found["plasticity/gradient_kurtosis"] == pytest.approx(expected, rel=1e-3)
+
+
+# Layers
+
+
+def encoder(*ranks, units=4):
+    """What it sows: one dead unit per missing rank."""
+    return {"hidden": tuple(jnp.tile(jnp.eye(units) * (jnp.arange(units) < rank), (3, 1)) for rank in ranks)}
+
+
+def test_the_critic_has_keys_of_its_own():
+    found = layer_metrics({"critic_encoder": encoder(1, 2), "actor_encoder": encoder(4, 3)}, 0.025)
+    assert found == {
+        "plasticity/feature_rank": 3,
+        "plasticity/dormant_neurons": 1 / 8,
+        "plasticity/critic_feature_rank": 2,
+        "plasticity/critic_dormant_neurons": 5 / 8,
+    }
+
+
+@pytest.mark.parametrize("name", ["encoder", "q"])
+def test_one_encoder_has_the_plain_keys(name):
+    found = layer_metrics({name: encoder(4, 1, 3)}, 0.025)
+    assert found == {"plasticity/feature_rank": 3, "plasticity/dormant_neurons": 4 / 12}
+
+
+def test_tau_is_handed_on():
+    layers = {"hidden": (jnp.array([[1.0, 3.0]]),)}
+    assert [layer_metrics({"q": layers}, tau)["plasticity/dormant_neurons"] for tau in (0.4, 0.6)] == [0, 0.5]

@@ -1,0 +1,377 @@
+"""What ppo.py, ppo_ewma.py and pqn.py measure with common/metrics.py, and on what: test_metrics.py has the numbers."""
+
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from conftest import Toy, on_devices
+
+import ppo
+import ppo_ewma
+import pqn
+from common import bits, checkpoints, envs, plots, statistics
+from common.arguments import UsageError
+
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
+FLAGS = {
+    "num_envs": 32, "num_steps": 8, "total_timesteps": 256 * 5, "num_minibatches": 4, "num_rollout_chunks": 2,
+    "hidden_sizes": (8, 6), "learning_rate": 1e-2, "gamma": 0.9, "update_epochs": 2,
+}  # fmt: skip
+PARTS = 16  # 8 devices, 2 chunks; each has 2 environments x 8 steps
+MEASURED = {"gradient_kurtosis", "gradient_signal", "gradient_noise", "gradient_noise_scale", "weight_norm"}
+MEASURED |= {"policy_variance", "coverage_pca", "feature_rank", "dormant_neurons"}
+OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_dormant_neurons"}
+
+
+class Walk(Toy):
+    """Time goes on, for ever, in a place of its own; the reward depends on the place and the action. An observation
+    tells all there is to know about a transition."""
+
+    obs_shape = (3,)
+
+    def reset(self, key):
+        place = jax.random.uniform(key, (2,), minval=-1)
+        return (jnp.int32(0), place), self._observe(0, place)
+
+    def _observe(self, time, place):
+        return jnp.append(place, time / 16.0)
+
+    def step(self, key, state, action):
+        time, place = state
+        reward, never = place[0] + action[0], jnp.bool_(False)
+        return (time + 1, place), self._observe(time + 1, place), reward, never, never, never
+
+
+def built(script, **flags):
+    """One step of temporal difference: the targets follow from two observations."""
+    one_step = {"q_lambda": 0.0} if script is pqn else {"gae_lambda": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Walk(), num_envs))
+        args, _, network, init, step, measured, keys = script.build(script.Args(**FLAGS | one_step | flags))
+    return SimpleNamespace(
+        script=script, args=args, network=network, init=jax.jit(init), step=jax.jit(step), measured=jax.jit(measured),
+        keys=keys,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def script(request):
+    return SCRIPTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def trained(script):
+    """Three updates on 8 devices with probes of 64 transitions: the states before, between and after, the probes."""
+    training = built(script, num_devices=8)
+    training.states, training.probes = [training.init(training.keys)], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "PROBE", 64)
+        for _ in range(3):
+            state, _, probe = training.step(training.states[-1])
+            training.states.append(state)
+            training.probes.append(probe)
+    training.values = jax.device_get(training.measured(training.states[-1].learner, training.probes[-1]))
+    return training
+
+
+# The probe
+
+
+def places(training, number):
+    """-> [64, 3]: of which chunk, environment and time (within the update) the rows of a probe are."""
+    homes = np.asarray(training.states[0].environments.obs[..., :2])
+    obs = np.asarray(training.probes[number].obs)
+    chunk, environment = (
+        np.array(x) for x in zip(*(np.argwhere((homes == o[:2]).all(-1))[0] for o in obs), strict=True)
+    )
+    return np.stack([chunk, environment, np.round(obs[:, 2] * 16).astype(int) - 8 * number], 1)
+
+
+def test_a_probe_is_a_sample_without_repetition_of_its_update(trained):
+    for number, probe in enumerate(trained.probes):
+        assert len(probe.obs) == 64
+        found = places(trained, number)
+        assert found[:, 2].min() >= 0 and found[:, 2].max() < 8
+        assert len(np.unique(found, axis=0)) == 64
+
+
+def test_every_chunk_of_every_device_has_its_share(trained):
+    for number in range(3):
+        chunk, environment, _ = places(trained, number).T
+        owner = np.stack([environment // 2, chunk], 1)
+        parts, counts = np.unique(owner, axis=0, return_counts=True)
+        assert len(parts) == PARTS and (counts == 4).all()
+
+
+def test_no_two_parts_and_no_two_updates_take_the_same_rows(trained):
+    """16 * 15 * 14 * 13 ways to take 4 of 16, 48 times."""
+    rows = []
+    for number in range(3):
+        _, environment, time = places(trained, number).T
+        rows += list(map(tuple, (2 * time + environment % 2).reshape(PARTS, 4)))
+    assert len(set(rows)) > 45
+    assert {row for four in rows for row in four} == set(range(16))
+
+
+def test_a_probe_is_equal_on_all_devices(trained):
+    for leaf in jax.tree.leaves(trained.probes[0]):
+        assert len(leaf.addressable_shards) == 8
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, leaf)
+
+
+def test_the_rows_of_a_probe_are_whole_transitions(trained):
+    """What the behaviour policy thought of the observation and the action, and the target of one step."""
+    for state, probe in zip(trained.states, trained.probes, strict=False):
+        params, network = state.learner.params, trained.network
+        reward = probe.obs[:, 0] + probe.action[:, 0]
+        following = probe.obs + jnp.array([0, 0, 1 / 16])
+        if trained.script is pqn:
+            target = reward + 0.9 * network.apply(params, following).max(-1)
+            np.testing.assert_allclose(probe.target, target, rtol=1e-3, atol=1e-5)
+            continue
+        dist, value = network.apply(params, probe.obs)
+        target = reward + 0.9 * network.apply(params, following)[1]
+        np.testing.assert_allclose(probe.log_prob, dist.log_prob(probe.action), rtol=1e-4)
+        np.testing.assert_allclose(probe.value, value, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(probe.target, target, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(probe.advantage, target - value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("probe, chunks, devices, rows", [(64, 1, 1, 64), (64, 2, 4, 8), (9, 2, 2, 2), (3, 2, 4, 1)])
+@pytest.mark.parametrize("size", [8, 100])
+def test_a_part_has_its_share_of_the_probe_and_at_least_a_row(monkeypatch, script, probe, chunks, devices, rows, size):
+    monkeypatch.setattr(script, "PROBE", probe)
+    args = replace(script.Args(**FLAGS), num_rollout_chunks=chunks)
+    batch = script.Batch(*jnp.arange(len(script.Batch._fields) * size).reshape(-1, size))
+    found = on_devices(lambda key: script.take_probe(args, batch, key), devices)(jax.random.key(0))
+    assert len(found.target) == len(np.unique(found.target)) == min(size, rows)
+    for number, column in enumerate(found):
+        np.testing.assert_array_equal(column, number * size + np.asarray(found[0]))
+
+
+# What is measured on it
+
+
+def on_host(training):
+    """The learner after the last update and its probe, as one device would have them."""
+    return jax.device_get((training.states[-1].learner, training.probes[-1]))
+
+
+@pytest.fixture(scope="module")
+def alone(trained):
+    """`plasticity` on one device."""
+    return on_devices(partial(trained.script.plasticity, trained.args, trained.network))
+
+
+def test_one_and_eight_devices_measure_the_same(trained, alone):
+    names = MEASURED | (set() if trained.script is pqn else OF_A_POLICY)
+    assert trained.values.keys() == {f"plasticity/{name}" for name in names}
+    found = alone(*on_host(trained))
+    for key, value in trained.values.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+def test_effective_sample_size_is_100_until_the_policy_moves(trained):
+    if trained.script is pqn:
+        return  # its behaviour is another policy than the one that it learns
+    sizes = [
+        trained.measured(state.learner, trained.probes[-1])["plasticity/effective_sample_size"]
+        for state in (trained.states[-2], trained.states[-1])
+    ]
+    dist, _ = trained.network.apply(trained.states[-1].learner.params, trained.probes[-1].obs)
+    action, log_prob = (np.asarray(x) for x in (trained.probes[-1].action, trained.probes[-1].log_prob))
+    weights = np.asarray(jax.nn.softmax(dist.logits), np.float64)[np.arange(64), action[:, 0]] / np.exp(log_prob)
+    assert sizes[0] == pytest.approx(100, abs=1e-3) and sizes[1] < 99.99
+    assert sizes[1] == pytest.approx(100 * weights.sum() ** 2 / (64 * (weights**2).sum()), rel=1e-4)
+
+
+def variance(training, learner, probe):
+    """Over states, of the probability of each action."""
+    out = training.network.apply(learner.params, probe.obs)
+    probs = np.eye(2)[out.argmax(-1)] if training.script is pqn else np.asarray(jax.nn.softmax(out[0].logits))
+    return probs.var(0).mean()
+
+
+def test_norm_variance_and_coverage_are_those_of_the_new_network_on_the_probe(trained):
+    learner, probe = on_host(trained)
+    squares = sum((x.astype(np.float64) ** 2).sum() for x in jax.tree.leaves(learner.params))
+    assert trained.values["plasticity/weight_norm"] == pytest.approx(np.sqrt(squares), rel=1e-5)
+    pairs = [(state.learner, probe) for state, probe in zip(trained.states, trained.probes, strict=False)]
+    found = [trained.measured(*pair)["plasticity/policy_variance"] for pair in pairs]
+    expected = [variance(trained, *pair) for pair in pairs]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-10)
+    assert max(expected) > (0.01 if trained.script is pqn else 1e-8)
+    points = probe.obs - probe.obs.mean(0)
+    points = points @ np.linalg.svd(points, full_matrices=False)[2][:2].T
+    low, high = points.min(0), points.max(0)
+    cells = {tuple(np.minimum((32 * (p - low) / (high - low)).astype(int), 31)) for p in points}
+    assert len(cells) > 20
+    # An axis the other way round changes on which side a point on an edge is.
+    assert trained.values["plasticity/coverage_pca"] * 1024 == pytest.approx(len(cells), abs=2)
+
+
+def gradient_of_the_loss(training, learner):
+    """part -> the gradient of the script's own loss on it."""
+    script, args = training.script, training.args
+    forward = partial(script.forward, args, training.network, learner.obs_stats)
+    if script is pqn:
+        loss = partial(pqn.q_loss, forward)
+    elif script is ppo:
+        loss = partial(ppo.ppo_loss, args, forward)
+    else:
+        loss = lambda params, part: ppo_ewma.ppo_loss(args, forward, params, learner.proximal.params, part)  # noqa: E731
+    return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
+
+
+def test_gradients_are_those_of_the_loss_on_the_probe(trained):
+    """Of the whole probe the kurtosis; of its eighths the sample covariance. Advantages are those of the whole probe,
+    standardised."""
+    learner, probe = on_host(trained)
+    if trained.script is not pqn:
+        advantage = np.asarray(probe.advantage, np.float64)
+        probe = probe._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
+    gradient = gradient_of_the_loss(trained, learner)
+    flat = lambda grads: np.concatenate([np.ravel(g) for g in jax.tree.leaves(grads)]).astype(np.float64)  # noqa: E731
+    whole = flat(gradient(probe))
+    kurtosis = scipy.stats.kurtosis(np.log(np.abs(whole) + 1e-8), fisher=False)
+    assert trained.values["plasticity/gradient_kurtosis"] == pytest.approx(kurtosis, rel=1e-2)
+    eighths = np.stack([flat(gradient(jax.tree.map(lambda x, i=i: x[8 * i : 8 * i + 8], probe))) for i in range(8)])
+    np.testing.assert_allclose(eighths.mean(0), whole, atol=1e-5)
+    between = eighths.var(0, ddof=1).sum()
+    assert trained.values["plasticity/gradient_noise"] == pytest.approx(8 * between, rel=1e-2)
+    assert trained.values["plasticity/gradient_signal"] == pytest.approx((whole**2).sum() - between / 8, rel=1e-2)
+
+
+# Hidden layers
+
+
+LAYERS = {"conv": 16, "Dense_0": 8, "Dense_1": 6}  # and their units
+
+
+@cache
+def fresh(name, network, shared):
+    """-> a fresh relu network's learner on images, a probe of 64, `plasticity` with tau 0 of such."""
+    script = SCRIPTS[name]
+    kind = {} if script is pqn else {"shared_encoder": shared}
+    args = script.Args(**FLAGS, **kind, network=network, activation="relu", dormant_tau=0.0)
+    rng = np.random.default_rng(0)
+    obs, action = jnp.array(rng.random((64, 6, 5, 2)) < 0.5), jnp.array(rng.integers(0, 2, (64, 1)))
+    numbers = jnp.array(rng.normal(size=(len(script.Batch._fields) - 2, 64)), jnp.float32)
+    network = pqn.QNetwork(args, 2) if script is pqn else script.ActorCritic(args, envs.Discrete((2,)))
+    # No unit is dead by chance: of what is not negative the sum is not either; normalised, it has a bias of 1.
+    alive = jnp.abs if script is not pqn else lambda x: x + (x.ndim == 1)
+    params = jax.tree.map(alive, jax.jit(network.init)(jax.random.key(1), obs))
+    fields = {"params": params, "obs_stats": statistics.initial_stats((6, 5, 2))}
+    if script is ppo_ewma:
+        fields["proximal"] = ppo_ewma.Proximal(params, jnp.ones(()))
+    learner = script.Learner(**dict.fromkeys(script.Learner._fields) | fields)
+    measured = on_devices(partial(script.plasticity, args, network))
+    return learner, script.Batch(bits.pack(obs), action, *numbers), measured
+
+
+def without(params, layer, unit):
+    """The encoder, one unit of which is 0 for every observation: it loses its weights, or those of its layer's
+    normalisation, which would make something of nothing."""
+    norms = [name for name in LAYERS if name in params]
+    name = f"LayerNorm_{norms.index(layer)}" if "LayerNorm_0" in params else layer
+    return params | {name: {key: x.at[..., unit].set(0.0) for key, x in params[name].items()}}
+
+
+NETWORKS = [("mlp", 14), ("cnn", 30)]
+
+
+@pytest.mark.parametrize("network, units", NETWORKS)
+@pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
+def test_a_dead_unit_is_one_of_its_own_encoder(script, network, units):
+    learner, probe, measured = fresh(script, network, False)
+    params = learner.params["params"]
+    for layer in [name for name in LAYERS if name in params["actor_encoder"]]:
+        for dead, alive in (("actor_encoder", "critic_encoder"), ("critic_encoder", "actor_encoder")):
+            changed = {"params": params | {dead: without(params[dead], layer, 2)}}
+            found = measured(learner._replace(params=changed), probe)
+            keys = {"actor_encoder": "dormant_neurons", "critic_encoder": "critic_dormant_neurons"}
+            assert found[f"plasticity/{keys[dead]}"] == pytest.approx(1 / units)
+            assert found[f"plasticity/{keys[alive]}"] == 0
+
+
+@pytest.mark.parametrize("network, units", NETWORKS)
+@pytest.mark.parametrize("script", ["ppo", "pqn"])
+def test_a_dead_unit_of_one_encoder_for_all(script, network, units):
+    learner, probe, measured = fresh(script, network, True)
+    params = learner.params["params"]
+    encoder = params if script == "pqn" else params["encoder"]
+    for layer in [None, *(name for name in LAYERS if name in encoder)]:
+        changed = without(encoder, layer, 2) if layer else encoder
+        changed = {"params": changed if script == "pqn" else params | {"encoder": changed}}
+        found = measured(learner._replace(params=changed), probe)
+        assert found["plasticity/dormant_neurons"] == pytest.approx(1 / units if layer else 0)
+        assert not any("critic" in key for key in found)
+
+
+def test_feature_rank_is_that_of_the_last_layer():
+    """Of 8 and then 6 units: the last layer without three of them, and without any."""
+    learner, probe, measured = fresh("ppo", "mlp", True)
+    params = learner.params["params"]
+    for dead, most in ((0, 6), (3, 3), (6, 0)):
+        encoder = params["encoder"]
+        for unit in range(dead):
+            encoder = without(encoder, "Dense_1", unit)
+        found = measured(learner._replace(params={"params": params | {"encoder": encoder}}), probe)
+        assert min(1, most) <= found["plasticity/feature_rank"] <= most
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def ran(script, tmp_path_factory):
+    """Five updates of two seeds, measured never, every 2, of ppo.py every 3: -> {every: (lines, learner)}."""
+    flags = FLAGS | {
+        "num_envs": 8, "num_steps": 4, "total_timesteps": 32 * 5, "num_minibatches": 2, "num_devices": 1,
+        "num_seeds": 2, "num_eval_episodes": 0, "runs_dir": str(tmp_path_factory.mktemp("runs")),
+    }  # fmt: skip
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Walk(), num_envs))
+        for every in (0, 2, 3) if script is ppo else (0, 2):
+            path = script.train(script.Args(**flags, plasticity_every=every))
+            _, _, _, init, _, _, keys = script.build(script.Args(**flags))
+            learner = checkpoints.load(str(path), jax.eval_shape(init, keys)).learner
+            found[every] = plots.read_lines(path), learner
+    return found
+
+
+def test_lines_have_the_measurements_when_they_are_due_and_at_the_end(ran):
+    for every, (lines, _) in ran.items():
+        assert [line["update"] for line in lines] == [1, 2, 3, 4, 5]
+        due = [line["update"] for line in lines if any(key.startswith("plasticity/") for key in line)]
+        assert due == {0: [], 2: [2, 4, 5], 3: [3, 5]}[every]
+
+
+def test_every_seed_has_its_measurements(script, ran):
+    names = MEASURED | (set() if script is pqn else OF_A_POLICY)
+    for line in ran[2][0]:
+        found = {key: value for key, value in line.items() if key.startswith("plasticity/")}
+        assert not found or found.keys() == {f"plasticity/{name}" for name in names}
+        assert all(len(value) == 2 for value in found.values())
+        assert not found or len(set(found["plasticity/weight_norm"])) == 2
+
+
+def test_measuring_changes_nothing_of_what_is_learned(ran):
+    norms = [np.sqrt(sum((x[seed] ** 2).sum() for x in jax.tree.leaves(ran[0][1].params))) for seed in range(2)]
+    for lines, learner in list(ran.values())[1:]:
+        jax.tree.map(np.testing.assert_array_equal, ran[0][1], learner)
+        np.testing.assert_allclose(lines[-1]["plasticity/weight_norm"], norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("flag", ["plasticity_every", "dormant_tau"])
+def test_what_is_less_than_nothing_is_refused(script, flag):
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} -1"):
+        script.Args(**{flag: -1})
+    assert script.Args(**{flag: 0})
