@@ -48,11 +48,11 @@ class Walk(Toy):
 
 
 def built(script, **flags):
-    """One step of temporal difference: the targets follow from two observations."""
-    one_step = {"q_lambda": 0.0} if script is pqn else {"gae_lambda": 0.0}
+    """One step of temporal difference: the targets follow from two observations. With tau 100 all are dormant."""
+    chosen = {"dormant_tau": 100.0} | ({"q_lambda": 0.0} if script is pqn else {"gae_lambda": 0.0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Walk(), num_envs))
-        args, _, network, init, step, measured, keys = script.build(script.Args(**FLAGS | one_step | flags))
+        args, _, network, init, step, measured, keys = script.build(script.Args(**FLAGS | chosen | flags))
     return SimpleNamespace(
         script=script, args=args, network=network, init=jax.jit(init), step=jax.jit(step), measured=jax.jit(measured),
         keys=keys,
@@ -108,14 +108,23 @@ def test_every_chunk_of_every_device_has_its_share(trained):
         assert len(parts) == PARTS and (counts == 4).all()
 
 
-def test_no_two_parts_and_no_two_updates_take_the_same_rows(trained):
-    """16 * 15 * 14 * 13 ways to take 4 of 16, 48 times."""
-    rows = []
+@pytest.mark.xfail(strict=True, reason="all_gather leaves the rows device by device, chunk by chunk")
+def test_the_rows_of_a_probe_are_in_random_order(trained):
+    """As gradient_metrics needs them: if its eighths were a device each, how devices differ would count as noise."""
     for number in range(3):
-        _, environment, time = places(trained, number).T
-        rows += list(map(tuple, (2 * time + environment % 2).reshape(PARTS, 4)))
-    assert len(set(rows)) > 45
-    assert {row for four in rows for row in four} == set(range(16))
+        _, environment, _ = places(trained, number).T
+        assert all(len(set(eighth)) > 1 for eighth in (environment // 2).reshape(8, 8))
+
+
+def test_no_two_parts_and_no_two_updates_take_the_same_rows(trained):
+    """1820 ways to take 4 of 16, 48 times, whatever their order."""
+    taken = []
+    for number in range(3):
+        chunk, environment, time = places(trained, number).T
+        owner, row = 2 * (environment // 2) + chunk, 2 * time + environment % 2
+        taken += [frozenset(row[owner == part]) for part in range(PARTS)]
+    assert len(set(taken)) > 40
+    assert frozenset().union(*taken) == set(range(16))
 
 
 def test_a_probe_is_equal_on_all_devices(trained):
@@ -175,6 +184,11 @@ def test_one_and_eight_devices_measure_the_same(trained, alone):
     found = alone(*on_host(trained))
     for key, value in trained.values.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+def test_dormant_tau_is_handed_on(trained):
+    shares = [value for key, value in trained.values.items() if key.endswith("dormant_neurons")]
+    assert shares == [1] * (1 if trained.script is pqn else 2)
 
 
 def test_effective_sample_size_is_100_until_the_policy_moves(trained):
@@ -276,11 +290,12 @@ def fresh(name, network, shared):
 
 
 def without(params, layer, unit):
-    """The encoder, one unit of which is 0 for every observation: it loses its weights, or those of its layer's
-    normalisation, which would make something of nothing."""
+    """The encoder, one unit of which is -1 before its activation and 0 after it, for every observation: it loses its
+    weights, or those of its layer's normalisation, which would make something of nothing."""
     norms = [name for name in LAYERS if name in params]
     name = f"LayerNorm_{norms.index(layer)}" if "LayerNorm_0" in params else layer
-    return params | {name: {key: x.at[..., unit].set(0.0) for key, x in params[name].items()}}
+    dead = {key: x.at[..., unit].set(-1.0 if key == "bias" else 0.0) for key, x in params[name].items()}
+    return params | {name: dead}
 
 
 NETWORKS = [("mlp", 14), ("cnn", 30)]
