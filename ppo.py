@@ -398,9 +398,10 @@ def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
     return jax.tree.map(lambda x: x[indices], batch)
 
 
-def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Batch) -> dict[str, jax.Array]:
+def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: tuple) -> dict[str, jax.Array]:
     """The measurements of Mayor et al. 2025, appendix B, after an update, on a random sample [n, ...] of its batch."""
-    policy = partial(forward, args, network, learner.obs_stats)
+    obs_stats, probe = probe  # those that the loss has seen it with
+    policy = partial(forward, args, network, obs_stats)
     (dist, _), sown = policy(learner.params, probe.obs, mutable="intermediates")
     if args.norm_adv:
         probe = probe._replace(advantage=statistics.standardise(probe.advantage))
@@ -415,8 +416,9 @@ def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Batch)
     }
 
 
-def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Batch]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, tuple]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe (for
+    `plasticity`: observation statistics, transitions).
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
@@ -457,9 +459,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
     learner = learner._replace(obs_stats=obs_stats)
-    # Whole on every device, for measurements that are no means over devices.
+    # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
     probe = jax.lax.all_gather(probe, "device", tiled=True)
-    return TrainState(learner, environments, next_key, state.update + 1), metrics, probe
+    mixed = random_permutation(jax.random.fold_in(next_key, 2**31 - 1), probe.target.size)
+    probe = jax.tree.map(lambda x: x[mixed(jnp.arange(len(x)))], probe)
+    return TrainState(learner, environments, next_key, state.update + 1), metrics, (behaviour.obs_stats, probe)
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:

@@ -37,7 +37,8 @@ def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
     activity = [jnp.abs(layer).mean(range(layer.ndim - 1)) for layer in layers]
     # As a product: in a layer that is all dead, 0 / 0 would call no unit dormant.
     dormant = sum((units <= tau * units.mean()).sum() for units in activity)
-    return dormant / sum(units.size for units in activity)
+    known = jnp.isfinite(sum(units.sum() for units in activity))
+    return jnp.where(known, dormant / sum(units.size for units in activity), jnp.nan)
 
 
 def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:
@@ -90,7 +91,7 @@ def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
     for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
         basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
     vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
-    points = vectors[:, :2] * values[:2]
+    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is no direction
     return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be one dimension only
 
 

@@ -87,7 +87,7 @@ def collect(run: Path) -> np.ndarray:
     state = checkpoints.load(str(run), jax.jit(init)(keys))
     step, seen, number = jax.jit(step, donate_argnums=0), [], 0
     while number < NUMBER:
-        state, _, probe = step(state)
+        state, _, (_, probe) = step(state)
         obs = jax.vmap(bits.unpack)(probe.obs) if args.num_seeds > 1 else bits.unpack(probe.obs)[None]
         seen.append(np.asarray(obs.reshape(*obs.shape[:2], -1)))
         number += seen[-1].shape[1]

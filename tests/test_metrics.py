@@ -346,7 +346,6 @@ def test_images_of_booleans_are_points_of_zeros_and_ones():
     assert len(corners) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="the second component is rounding noise, which coverage blows up to its box")
 @pytest.mark.parametrize("rows, columns", [(500, 3), (50, 100)])
 def test_points_on_a_line_cover_a_line(rows, columns):
     line = jnp.arange(rows)[:, None] * jnp.arange(1.0, columns + 1)
