@@ -1,6 +1,8 @@
 """Eight fake CPU devices, a compilation cache that survives, and toy environments whose answers are known."""
 
+import json
 import os
+import shlex
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
 # which is half of the time that these tests would take.
@@ -21,6 +23,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from common import hardware
 from common.actions import Box, Categorical, Discrete
+from experiments import grid
 
 hardware.enable_compilation_cache()
 
@@ -160,3 +163,26 @@ class Stub:
 
     def apply(self, params, obs):
         return Categorical(jnp.zeros((obs.shape[0], 2)), (2,)), self.value(params, obs)
+
+
+def write_run(folder, cell, lines, updates=None):
+    """The finished run of a cell, with these lines of metrics."""
+    path = folder / cell.name
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = {
+        "command": shlex.join(grid.command(cell, folder)[1:]), "git_commit": "abc", "started": "2026-01-01",
+        "machine": {"cpu": "a toaster"}, "devices": ["cpu:0 cpu"], "versions": {"jax": "1.2.3"},
+        "script": f"{cell.script}.py", "args": dict(cell.flags),
+    }  # fmt: skip
+    (path / "args.json").write_text(json.dumps(record))
+    (path / "summary.json").write_text(json.dumps({"updates": updates or cell.num_updates}))
+
+
+def read(path):
+    """JSON, of which NaN is no part."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} in {path}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
