@@ -173,7 +173,7 @@ def write_run(folder, cell, lines, updates=None):
     record = {
         "command": shlex.join(grid.command(cell, folder)[1:]), "git_commit": "abc", "started": "2026-01-01",
         "machine": {"cpu": "a toaster"}, "devices": ["cpu:0 cpu"], "versions": {"jax": "1.2.3"},
-        "script": f"{cell.script}.py", "args": dict(cell.flags),
+        "script": cell.script, "args": dict(cell.flags),
     }  # fmt: skip
     (path / "args.json").write_text(json.dumps(record))
     (path / "summary.json").write_text(json.dumps({"updates": updates or cell.num_updates}))

@@ -1,0 +1,144 @@
+"""What a policy visits: the observations of real, small runs, and the share of the plane that made-up ones cover."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Toy, write_run
+
+import ppo
+from common import envs
+from experiments import visited
+from experiments.data import Data
+from experiments.grid import Cell
+
+UPDATES, STEPS, ENVS = 48, 8, 4
+
+
+class Clock(NamedTuple):
+    time: jax.Array
+    last: jax.Array
+    id: jax.Array
+
+
+class Right(Toy):
+    """Pays 1 for action 1 and never ends. Observes the time, the last action and a number of its own."""
+
+    obs_shape = (3,)
+
+    def reset(self, key):
+        state = Clock(jnp.int32(0), jnp.int32(0), jax.random.uniform(key))
+        return state, self.observe(state)
+
+    def observe(self, state):
+        return jnp.stack([state.time.astype(jnp.float32) / 1024, state.last.astype(jnp.float32), state.id])
+
+    def step(self, key, state, action):
+        state = Clock(state.time + 1, action[0].astype(jnp.int32), state.id)
+        reward = state.last.astype(jnp.float32)
+        return state, self.observe(state), reward, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypatch, tmp_path, num_seeds):
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Right(), num_envs))
+    monkeypatch.setattr(visited, "NUMBER", 40)  # of 32 in each update
+    args = ppo.Args(
+        total_timesteps=UPDATES * STEPS * ENVS, num_envs=ENVS, num_steps=STEPS, num_minibatches=2, learning_rate=0.03,
+        hidden_sizes=(8,), num_seeds=num_seeds, num_devices=1, num_eval_episodes=0, gamma=0.0, ent_coef=0.0,
+        anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+    )  # fmt: skip
+    run = ppo.train(args)
+    seen = visited.observations(run)
+    assert seen.shape == (num_seeds, 40, 3)
+    for seed in seen:
+        time, last, own = np.round(seed[:, 0] * 1024), seed[:, 1], seed[:, 2]
+        assert sorted(time[:32]) == sorted([*range(UPDATES * STEPS, (UPDATES + 1) * STEPS)] * ENVS)
+        assert len(np.unique(own)) == ENVS and len(np.unique(seed, axis=0)) == 40  # each once
+        assert set(time[32:]) <= set(range((UPDATES + 1) * STEPS, (UPDATES + 2) * STEPS))
+        assert last.mean() > 0.9  # of a new network: 0.5
+    if num_seeds == 2:
+        assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
+    monkeypatch.setattr(visited, "collect", lambda run: pytest.fail("collected again"))
+    np.testing.assert_array_equal(visited.observations(run), seen)
+    assert {file.name for file in run.glob("visited*")} == {"visited.npy"}
+
+
+def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
+    """MinAtar's, which a rollout holds as bits."""
+    monkeypatch.setattr(visited, "NUMBER", 24)
+    args = ppo.Args(
+        env_id="Breakout-MinAtar", total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
+        num_seeds=2, num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+    )  # fmt: skip
+    seen = visited.observations(ppo.train(args))
+    assert seen.shape == (2, 24, 10 * 10 * 4) and seen.dtype == bool
+    boards = seen.reshape(2, 24, 10, 10, 4)
+    assert (boards[..., 0].sum((2, 3)) == 1).all()  # one paddle ...
+    assert (boards[:, :, 9, :, 0].sum(2) == 1).all()  # ... in the last row
+    assert (boards[..., 1].sum((2, 3)) == 1).all()  # one ball
+
+
+# Coverage
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """-> a cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""
+    monkeypatch.setattr(visited, "in_a_plane", lambda x, umap: x)
+
+    def make(name, points, updates=None):
+        cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)
+        write_run(tmp_path, cell, [{"update": updates or 4, "global_step": 32}])
+        np.save(tmp_path / name / "visited.npy", np.array(points, np.float64))
+        return cell
+
+    return make, Data(None, tmp_path)
+
+
+CORNERS = [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
+
+
+def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(runs):
+    make, data = runs
+    small = make("small", [[[0.5, 0.5], [0.51, 0.51], [0.5, 0.6]], [[0.5, 0.5]] * 3])
+    large = make("large", [CORNERS, [[0.0, 0.0]] * 4])
+    other = make("other", [[[0.0, 0.0], [100.0, 100.0], [200.0, 200.0]]])
+    cells = {("small", "A"): small, ("large", "A"): large, ("other", "B"): other}
+    found = visited.coverage(data, cells, ["A", "B"])
+    assert {key: (share * 32**2).tolist() for key, share in found.shares.items()} == {
+        ("small", "A"): [2, 1], ("large", "A"): [4, 1], ("other", "B"): [3],
+    }  # fmt: skip
+    assert found.points["large", "A"].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
+    assert found.points["small", "A"].shape == (6, 2)
+    assert set(visited.coverage(data, cells, ["B"]).shares) == {("other", "B")}
+
+
+def test_coverage_is_that_of_the_finished_runs(runs):
+    make, data = runs
+    cells = {("done", "A"): make("done", [CORNERS]), ("begun", "A"): make("begun", [[[9.0, 9.0]]], updates=3)}
+    cells["missing", "A"] = Cell("ppo", "missing", (), 4)
+    found = visited.coverage(data, cells, ["A", "B"])
+    assert set(found.shares) == set(found.points) == {("done", "A")} and found.shares["done", "A"] == 4 / 32**2
+
+
+def test_observations_that_are_all_the_same_are_one_cell(runs):
+    make, data = runs
+    found = visited.coverage(data, {("a", "A"): make("a", [[[3.0, 3.0]] * 5])}, ["A"])
+    assert found.shares["a", "A"].tolist() == [1 / 32**2]
+
+
+CLUSTERS = np.repeat(np.random.default_rng(0).integers(0, 2, (2, 50)), 30, axis=0).astype(np.float32)
+CLUSTERS = np.where(np.random.default_rng(1).random(CLUSTERS.shape) < 0.05, 1 - CLUSTERS, CLUSTERS)
+
+
+@pytest.mark.parametrize("umap", [False, True])
+def test_in_the_plane_what_is_alike_is_near(umap):
+    if umap:
+        pytest.importorskip("umap")
+    plane = visited.in_a_plane(CLUSTERS, umap)
+    a, b = plane[:30], plane[30:]
+    assert plane.shape == (60, 2) and np.isfinite(plane).all()
+    assert np.linalg.norm(a.mean(0) - b.mean(0)) > 1.5 * max(a.std(0).max(), b.std(0).max())
