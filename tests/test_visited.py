@@ -51,8 +51,11 @@ def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypa
         anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
     )  # fmt: skip
     run = ppo.train(args)
+    build, built = ppo.build, []
+    monkeypatch.setattr(ppo, "build", lambda args: built.append(args) or build(args))
     seen = visited.observations(run)
     assert seen.shape == (num_seeds, 40, 3)
+    assert built[0].learning_rate < 1e-20  # lost beside any parameter in float32: the policy stays
     for seed in seen:
         time, last, own = np.round(seed[:, 0] * 1024), seed[:, 1], seed[:, 2]
         assert sorted(time[:32]) == sorted([*range(UPDATES * STEPS, (UPDATES + 1) * STEPS)] * ENVS)
