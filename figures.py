@@ -28,7 +28,7 @@ from tyro.conf import Positional, arg
 from common import arguments, plots, runs
 from common.arguments import UsageError
 from common.tracking import say
-from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets
+from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets, scores
 from experiments.data import Data, performance
 from experiments.verdicts import verdict
 
@@ -75,7 +75,9 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        return list(FIGURES) if "all" in self.figures or not self.figures else list(dict.fromkeys(self.figures))
+        if "all" in self.figures or not self.figures:  # but for what no preset of that name can run
+            return [name for name in FIGURES if self.list_ or not PRESETS[PAPERS[name]][self.preset].missing]
+        return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
         """The command line of these figures, with other flags."""
@@ -110,6 +112,8 @@ def main(args: Args) -> None:
     for name in args.names if missing and args.launch != "none" else ():
         if problem := PRESETS[PAPERS[name]][args.preset].missing:
             raise UsageError(f"figure {name} with --preset {args.preset}: {problem}")
+    if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
+        scores.rliable()  # else hours of runs would end in the lack of it
     if args.launch == "slurm" and missing:
         name = f"fig-{'-'.join(args.names)}"[:60]
         run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
@@ -157,10 +161,11 @@ def draw(name: str, args: Args, folder: Path) -> None:
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
     seeds = max(len(data.final(cell)) for cell in needed)
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
+    gone = "count as random policies" if figure.suite else "are left out of the picture"
     caption = (
         f"Claim of the paper: {figure.claim} Here, on {where} with {seeds} seeds: {found}."
         + f" {len(unfinished)} of {len(needed)} runs are not finished." * bool(unfinished)
-        + f" {diverged} seeds diverged, and are left out of the picture." * bool(diverged)
+        + f" {diverged} seeds diverged, and {gone}." * bool(diverged)
         + f" {shown.shows}."
         + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
     )

@@ -111,5 +111,10 @@ def named(
     """The name tells a reader what varies, and by its hash all else."""
     items = tuple(flags.items())
     digest = hashlib.sha256(repr((sorted(items), source and source.name, at)).encode()).hexdigest()[:8]
-    words = [script, *(f"{name}-{value}" for name, value in varied.items()), *(["continued"] if source else []), digest]
+    words = [
+        script,
+        *(f"{name}-{value}".replace("/", "-") for name, value in varied.items()),
+        *(["continued"] if source else []),
+        digest,
+    ]
     return Cell(script, "_".join(words), items, updates, source, at)

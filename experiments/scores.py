@@ -56,12 +56,15 @@ def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tupl
     estimate = np.atleast_1d(statistic(*scores))
     if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < 2:
         return estimate, *np.full((2, *estimate.shape), np.nan)
-    from_rliable = rliable()
-    found = from_rliable.get_interval_estimates(
-        {"x": scores[0] if len(scores) == 1 else scores},
-        lambda *drawn: np.atleast_1d(statistic(*drawn)), reps=REPETITIONS, random_state=np.random.RandomState(0),
-    )  # fmt: skip
-    return estimate, *found[1]["x"]
+    library, before = rliable(), np.random.get_state()
+    np.random.seed(0)  # rliable draws from the global generator, whatever random_state it is given
+    try:
+        _, interval = library.get_interval_estimates(
+            {"x": scores[0] if len(scores) == 1 else scores}, lambda *x: np.atleast_1d(statistic(*x)), reps=REPETITIONS
+        )
+    finally:
+        np.random.set_state(before)
+    return estimate, *interval["x"]
 
 
 def rliable():
@@ -105,14 +108,15 @@ def main(runs: Positional[tuple[Path, ...]]) -> None:
     Args:
         runs: Folders of runs; those that differ only in game and seed are one row.
     """
-    records, groups = [], {}
+    records, groups, runs = [], {}, tuple(dict.fromkeys(run.resolve() for run in runs))
     for run in runs:
         try:
             records.append(json.loads((run / "args.json").read_text()))
         except (OSError, ValueError):
             raise UsageError(f"{run}: not the folder of a run (it has no args.json)") from None
-    hidden = [dict(record, args={n: v for n, v in record["args"].items() if n != "env_id"}) for record in records]
-    for run, record, label in zip(runs, records, group_labels(hidden), strict=True):
+        if "env_id" not in records[-1]["args"]:
+            raise UsageError(f"{run}: a run of {records[-1]['script']}.py has no game")
+    for run, record, label in zip(runs, records, group_labels(records), strict=True):
         game = record["args"]["env_id"]
         low, high = scale(game)
         values = plots.summarize(run).get("final_return")
@@ -128,13 +132,16 @@ def main(runs: Positional[tuple[Path, ...]]) -> None:
             raise UsageError(f"{label or 'the runs'}: a different number of seeds for each game ({counts})")
         mean, low, high = iqm(np.array(list(games.values())).T)
         text = f"{mean:.3f} (95 % CI {low:.3f} to {high:.3f})" if np.isfinite(low) else f"{mean:.3f} (no interval)"
-        print(f"{label:<{width}}  {text}, {len(games)} games, {seeds.pop()} seeds")
+        number = seeds.pop()
+        counts = f"{len(games)} game{'s' * (len(games) > 1)}, {number} seed{'s' * (number > 1)}"
+        print(f"{label:<{width}}  {text}, {counts}")
 
 
 def group_labels(records: Sequence[dict]) -> list[str]:
     """The flags in which the runs differ, seeds and games aside."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
-    names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in plots.BOOKKEEPING]
+    same = {*plots.BOOKKEEPING, "env_id", "num_seeds"}
+    names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in same]
     differing = [name for name in names if any(f.get(name) != flags[0].get(name) for f in flags)]
     return [", ".join(f"{name} = {f.get(name)}" for name in differing) for f in flags]
 
@@ -143,4 +150,5 @@ if __name__ == "__main__":
     try:
         tyro.cli(main)
     except UsageError as error:
-        sys.exit(f"scores: error: {error}")
+        print(f"scores: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -64,7 +64,7 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
 def observations(run: Path) -> np.ndarray:
     """NUMBER observations of each seed, which the final policy visits from where the run ended. -> [seeds, NUMBER,
     features]; kept in the run's folder."""
-    file = run / "visited.npy"
+    file = run / f"visited-{NUMBER}.npy"
     if not file.exists():
         seen = collect(run)
         part = file.with_suffix(".part")

@@ -128,14 +128,9 @@ def test_a_name_stands_for_one_command(paper, preset):
     assert len(names) > 60
 
 
-SLASH = pytest.mark.xfail(strict=True, reason="envpool/Amidar-v5 is part of the name, and its / makes a folder of it")
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("paper", [paper_a, paper_b])
-def test_a_name_is_that_of_one_folder(request, paper, preset):
-    if (paper, preset) == (paper_b, "paper"):
-        request.applymarker(SLASH)
+def test_a_name_is_that_of_one_folder(paper, preset):
     names = {cell.name for name in paper.FIGURES for cell in figures.cells_of(name, preset).values()}
     assert all(Path(name).name == name and len(name) < 200 for name in names)
 

@@ -66,7 +66,7 @@ def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypa
         assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
     monkeypatch.setattr(visited, "collect", lambda run: pytest.fail("collected again"))
     np.testing.assert_array_equal(visited.observations(run), seen)
-    assert {file.name for file in run.glob("visited*")} == {"visited.npy"}
+    assert {file.name for file in run.glob("visited*")} == {f"visited-{visited.NUMBER}.npy"}
 
 
 def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
@@ -95,7 +95,7 @@ def runs(tmp_path, monkeypatch):
     def make(name, points, updates=None):
         cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)
         write_run(tmp_path, cell, [{"update": updates or 4, "global_step": 32}])
-        np.save(tmp_path / name / "visited.npy", np.array(points, np.float64))
+        np.save(tmp_path / name / f"visited-{visited.NUMBER}.npy", np.array(points, np.float64))
         return cell
 
     return make, Data(None, tmp_path)
