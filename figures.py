@@ -169,7 +169,8 @@ def draw(name: str, args: Args, folder: Path) -> None:
         + f" {shown.shows}."
         + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
     )
-    title = f"{paper.CITATION}, figure {name.removeprefix('B')}: {figure.title}"
+    number = name.removeprefix("B")
+    title = f"{paper.CITATION}{f', figure {number}' if number[0].isdecimal() else ''}: {figure.title}"
     out = output(name, args)
     out.parent.mkdir(parents=True, exist_ok=True)
     pictures.save(shown, out.with_name(out.name + ".png"), title, caption)

@@ -14,7 +14,9 @@ from experiments.paper_b_runs import (
     encoder_cells,
     gamma_cells,
     many_cells,
+    minibatch,
     more_data_cells,
+    network_cells,
     other_cells,
     pqn_cells,
     rate_cells,
@@ -175,16 +177,23 @@ def moved(d: Data, cells: Cells, metric: str, way: str, n: int) -> Check:
     return scores.higher(what, envs, base, **({"above": 0.0} if way == "higher" else {"below": 0.0}))
 
 
+def network_lines(p: Preset) -> dict[Any, str]:
+    """The base, more environments, longer rollouts, and what more environments do without fewer gradient steps."""
+    most = p.factors[-1]
+    names = {key: size(p, *key) for key in ((1, 1), (most, 1), (1, most))}
+    return names | {("control", most): f"{size(p, most)}, minibatches of {minibatch(p)}"}
+
+
 def show_network(d: Data, cells: Cells) -> Shown:
     most = d.p.factors[-1]
-    names = {key: size(d.p, *key) for key in ((1, 1), (most, 1), (1, most))}
+    names = network_lines(d.p)
     checks = [moved(d, cells, metric, way, most) for metric, way in NETWORK.items()]
     return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks
 
 
 def show_policy(d: Data, cells: Cells) -> Shown:
     most, metrics = d.p.factors[-1], ("plasticity/policy_variance", "plasticity/effective_sample_size")
-    names = {key: size(d.p, *key) for key in ((1, 1), (most, 1), (1, most))}
+    names = network_lines(d.p)
     checks = [moved(d, cells, metric, way, most) for metric, way in zip(metrics, ("lower", "higher"), strict=True)]
     return metric_panels(d, cells, names, metrics, d.p.games[0]), checks
 
@@ -333,12 +342,12 @@ FIGURES = {
         "Network and gradient",
         "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a lower "
         "gradient kurtosis.",
-        more_data_cells, show_network, "Atari-10",
+        network_cells, show_network, "Atari-10",
     ),
     "B4": Figure(
         "Policy variance and effective sample size",
         "More environments go with a lower policy variance and a higher effective sample size.",
-        more_data_cells, show_policy, "Atari-10",
+        network_cells, show_policy, "Atari-10",
     ),
     "B5": Figure(
         "Shared and separate encoders",
@@ -368,7 +377,7 @@ FIGURES = {
         gamma_cells, show_gammas, "Atari-10",
     ),
     "BN": Figure(
-        "Performance against the number of environments (asked for by the reviewers)",
+        "Performance against the number of environments, as the reviewers asked",
         "At a fixed number of environment steps, the performance rises with the number of environments.",
         many_cells, show_many, "Atari-10",
     ),

@@ -121,6 +121,17 @@ def more_data_cells(p: Preset) -> Cells:
     return for_games(p, sizes(p, p.factors))
 
 
+def network_cells(p: Preset) -> Cells:
+    """And, as a control, more environments with as many gradient steps as the base: minibatches of its size."""
+    most = p.factors[-1]
+    control = {"num_envs": most * p.base["num_envs"], "minibatch_size": minibatch(p)}
+    return more_data_cells(p) | for_games(p, {("control", most): control})
+
+
+def minibatch(p: Preset) -> int:
+    return p.base["num_envs"] * p.base["num_steps"] // p.base["num_minibatches"]
+
+
 def reuse_cells(p: Preset) -> Cells:
     """By (factor of E, factor of N, factor of K)."""
     epochs = {f: {"update_epochs": f * p.base["update_epochs"]} if f > 1 else {} for f in (1, *p.factors)}
@@ -130,10 +141,9 @@ def reuse_cells(p: Preset) -> Cells:
 
 def many_cells(p: Preset) -> Cells:
     """By (how minibatches go with N, factor of N)."""
-    size = p.base["num_envs"] * p.base["num_steps"] // p.base["num_minibatches"]
     envs = {f: {"num_envs": f * p.base["num_envs"]} if f > 1 else {} for f in p.many_factors}
     larger = {("larger", f): flags for f, flags in envs.items()}
-    more = {("more", f): flags | ({"minibatch_size": size} if f > 1 else {}) for f, flags in envs.items()}
+    more = {("more", f): flags | ({"minibatch_size": minibatch(p)} if f > 1 else {}) for f, flags in envs.items()}
     return for_games(p, larger | more)
 
 
