@@ -254,6 +254,13 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
+class Probe(NamedTuple):
+    """What `plasticity` measures on: random transitions of an update [n, ...], and how their observations were seen."""
+
+    obs_stats: statistics.RunningStats
+    batch: Batch
+
+
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> action distribution, values [B]. kw are those of flax's apply."""
     obs = bits.unpack(obs)
@@ -434,39 +441,38 @@ def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: A
 
 
 def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
-    """A random sample of a chunk's batch on this device: its share of what `plasticity` measures on."""
+    """A chunk's and device's share of the probe: random rows of [T * N / C, ...] -> [PROBE / (C * devices), ...]."""
     size, num_parts = batch.target.size, args.num_rollout_chunks * jax.lax.axis_size("device")
-    indices = random_permutation(key, size)(jnp.arange(min(size, max(1, PROBE // num_parts))))
+    share = min(size, max(1, PROBE // num_parts)) if args.plasticity_every else 0
+    indices = random_permutation(key, size)(jnp.arange(share))
     return jax.tree.map(lambda x: x[indices], batch)
 
 
-def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: tuple) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on a random sample [n, ...] of its batch."""
-    obs_stats, probe = probe  # those that the loss has seen it with
-    policy = partial(forward, args, network, obs_stats)
-    (dist, _), sown = policy(learner.params, probe.obs, mutable="intermediates")
+def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it. -> scalars."""
+    policy, batch = partial(forward, args, network, probe.obs_stats), probe.batch
+    (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     if args.norm_adv:
-        probe = probe._replace(advantage=statistics.standardise(probe.advantage))
+        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
     return {
         **layer_metrics(sown["intermediates"], args.dormant_tau),
-        **gradient_metrics(lambda part: grad_fn(learner.params, learner.proximal.params, part)[0], probe),
+        **gradient_metrics(lambda part: grad_fn(learner.params, learner.proximal.params, part)[0], batch),
         "plasticity/weight_norm": weight_norm(learner.params),
-        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(probe.action) - probe.log_prob),
+        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(batch.action) - batch.log_prob),
         "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage_pca(bits.unpack(probe.obs)),
+        "plasticity/coverage_pca": coverage_pca(bits.unpack(batch.obs)),
     }
 
 
-def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, tuple]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe (for
-    `plasticity`: observation statistics, transitions).
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Probe]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
     """
     behaviour = state.learner
-    next_key, key = jax.random.split(state.key)
+    next_key, key, mix_key = jax.random.split(state.key, 3)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
@@ -503,9 +509,10 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     learner = learner._replace(obs_stats=obs_stats)
     # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
     probe = jax.lax.all_gather(probe, "device", tiled=True)
-    mixed = random_permutation(jax.random.fold_in(next_key, 2**31 - 1), probe.target.size)
-    probe = jax.tree.map(lambda x: x[mixed(jnp.arange(len(x)))], probe)
-    return TrainState(learner, environments, next_key, state.update + 1), metrics, (behaviour.obs_stats, probe)
+    number = probe.target.size
+    mixed = random_permutation(mix_key, max(1, number))(jnp.arange(number))
+    probe = Probe(behaviour.obs_stats, jax.tree.map(lambda x: x[mixed], probe))
+    return TrainState(learner, environments, next_key, state.update + 1), metrics, probe
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:

@@ -36,6 +36,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 BOOKKEEPING = {
     *("seed", "run_name", "runs_dir", "resume", "track", "wandb_project_name", "wandb_entity", "wandb_mode"),
     *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every"),
+    *("num_eval_episodes", "plasticity_every", "dormant_tau"),
 }
 
 

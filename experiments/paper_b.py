@@ -143,7 +143,7 @@ def show_more_data(d: Data, cells: Cells) -> Shown:
 def show_reuse(d: Data, cells: Cells) -> Shown:
     epochs, base = (1, *d.p.factors), d.p.base["update_epochs"]
     panels = {}
-    for n, k in ((1, 1), (d.p.factor, 1), (1, d.p.factor)):
+    for n, k in d.p.reuse:
         lines = [line for e in epochs for line in iqm_curve(d, cells, (e, n, k), f"--update-epochs {e * base}")]
         panels[size(d.p, n, k)] = lines
     few, most, c = epochs[1], epochs[-1], d.p.factor

@@ -28,6 +28,7 @@ class Preset:
     factor: int  # of N and K where one step up is enough
     factors: tuple[int, ...]
     many_factors: tuple[int, ...]  # of N, where performance is plotted against it
+    reuse: tuple[tuple[int, int], ...]  # factors of (N, K) with which more epochs are tried
     flat: tuple[int, int]  # N and K with as many transitions as the base, for more environments instead of steps
     gammas: tuple[float, ...]
     others: tuple[str, ...]  # the environments of another suite
@@ -60,13 +61,13 @@ PRESETS = {
         about="three MinAtar games on two cores in place of Atari-10, 1M steps, 5 seeds",
         games=("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar"), total_timesteps=2**20, flat=(64, 4),
         base=PAPER | SMALL, pqn=PAPER_PQN | SMALL | dict(exploration_timesteps=2**17), **GRID,
-        others=("Freeway-MinAtar",), others_base={},
+        others=("Freeway-MinAtar",), others_base={}, reuse=((1, 1), (4, 1)),
     ),
     "gpu": Preset(
         about="three MinAtar games on one GPU in place of Atari-10, 100M steps, 5 seeds",
         games=("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar"), total_timesteps=10**8, flat=(128, 8),
         base=PAPER | dict(hidden_sizes=(128,)), pqn=PAPER_PQN | dict(hidden_sizes=(128,)), **GRID,
-        others=("Freeway-MinAtar",), others_base={},
+        others=("Freeway-MinAtar",), others_base={}, reuse=((1, 1), (4, 1), (1, 4)),
     ),
     "paper": Preset(
         about="Atari-10 and Procgen as in paper B, 100M steps, 5 seeds; --dry-run prints the commands, but the scripts "
@@ -74,6 +75,7 @@ PRESETS = {
         games=tuple(f"envpool/{name}-v5" for name in ATARI_10), total_timesteps=10**8, flat=(128, 8),
         base=PAPER, pqn=PAPER_PQN, **GRID,
         others=tuple(f"envpool/{name}Hard-v0" for name in scores.PROCGEN), others_base=PROCGEN,
+        reuse=((1, 1), (4, 1), (1, 4)),
         missing="the scripts have no adapter for Atari and Procgen; --dry-run prints the commands, --preset laptop or "
         "gpu plays MinAtar",
     ),
@@ -125,7 +127,7 @@ def network_cells(p: Preset) -> Cells:
     """And, as a control, more environments with as many gradient steps as the base: minibatches of its size."""
     most = p.factors[-1]
     control = {"num_envs": most * p.base["num_envs"], "minibatch_size": minibatch(p)}
-    return more_data_cells(p) | for_games(p, {("control", most): control})
+    return for_games(p, sizes(p, (most,)) | {("control", most): control})
 
 
 def minibatch(p: Preset) -> int:
@@ -135,7 +137,8 @@ def minibatch(p: Preset) -> int:
 def reuse_cells(p: Preset) -> Cells:
     """By (factor of E, factor of N, factor of K)."""
     epochs = {f: {"update_epochs": f * p.base["update_epochs"]} if f > 1 else {} for f in (1, *p.factors)}
-    variants = {(e, *size): more | flags for e, more in epochs.items() for size, flags in sizes(p, (p.factor,)).items()}
+    tried = {size: flags for size, flags in sizes(p, (p.factor,)).items() if size in p.reuse}
+    variants = {(e, *size): more | flags for e, more in epochs.items() for size, flags in tried.items()}
     return for_games(p, variants)
 
 
