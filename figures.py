@@ -185,12 +185,28 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
+        "drawn_last": last_points(shown),
         "runs": {str(key): describe(data, cell, folder) for key, cell in cells.items()},
     }
     out.with_name(out.name + ".json").write_text(json.dumps(rounded(summary), indent=1) + "\n")
     print(f"figure {name}: {found} ({out}.png)")
     for check in checks:
         print(f"  {check}")
+
+
+def last_points(shown: Any) -> dict[str, Any]:
+    """What each line of the picture ends with: mean and interval; of points, all of them."""
+    found: dict[str, Any] = {}
+    for panel, lines in getattr(shown, "panels", {}).items():
+        for line in (line for line in lines if line.kind != "dots"):
+            y = line.y.T if line.kind.startswith("interval") else ends(*plots.mean_and_ci(line.y))
+            rows = np.transpose(y) if line.kind.endswith("points") else np.transpose(y)[-1:]
+            found.setdefault(panel, {})[line.label] = rows
+    return found
+
+
+def ends(mean: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, ...]:
+    return mean, mean - width, mean + width
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
     first = None
     for column, (title, lines) in enumerate(picture.panels.items()):
-        axes = figure.add_subplot(1, len(picture.panels), column + 1, sharey=None if picture.own_y else first)
+        axes = figure.add_subplot(
+            1, len(picture.panels), column + 1, sharey=None if picture.own_y else first, sharex=first
+        )
         first = first or axes
         for line in lines:
             _draw_line(axes, line, colours[line.label], picture.log_y)

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Outcome = Literal["holds", "does not hold", "not enough data"]
+Outcome = Literal["holds", "does not hold", "not enough data", "told"]
 
 
 class Check(NamedTuple):
@@ -16,11 +16,13 @@ class Check(NamedTuple):
     low: float
     high: float
     above: float | None = None  # the interval has to lie above this ...
-    below: float | None = None  # ... or below that
+    below: float | None = None  # ... or below that; with neither, it is only told
 
     @property
     def outcome(self) -> Outcome:
         """Holds or does not where the whole interval is on one side of the threshold."""
+        if self.above is None and self.below is None:
+            return "told"
         if not np.isfinite([self.low, self.high]).all():
             return "not enough data"
         if self.above is not None:
@@ -30,8 +32,10 @@ class Check(NamedTuple):
         return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "not enough data"
 
     def __str__(self) -> str:
-        wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
         value = f"{self.estimate:.3g} ({self.low:.3g} to {self.high:.3g})"
+        if self.outcome == "told":
+            return f"{self.what}: {value}"
+        wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
         return f"{self.what}: {value}, wanted {wanted}: {self.outcome}"
 
 
@@ -59,7 +63,7 @@ def within(what: str, a: np.ndarray, b: np.ndarray | float, margin: float) -> li
 
 def verdict(checks: Sequence[Check]) -> Outcome:
     """A claim holds if all its parts do, and does not if one of them does not."""
-    outcomes = [check.outcome for check in checks]
+    outcomes = [check.outcome for check in checks if check.outcome != "told"]
     if "does not hold" in outcomes:
         return "does not hold"
     return "holds" if outcomes and all(outcome == "holds" for outcome in outcomes) else "not enough data"

@@ -1,6 +1,8 @@
-"""Which observations a policy visits at the end of its run: in a plane, by UMAP, and how much of it (Mayor et al. 2025,
-appendix B.7)."""
+"""What the policy of a finished run meets, as many transitions of every run: measurements of the network, which depend
+on how many there are, and a map of the observations (Mayor et al. 2025, appendix B)."""
 
+import functools
+import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from common.arguments import typed
 from experiments.data import Data
 from experiments.grid import Cell
 
-NUMBER = 512  # observations of each seed: as many of every run, or more data would cover more by itself
+MEASURED = 2048  # transitions of each seed for the measurements
+NUMBER = 512  # observations among them for the map
 GRID = 32  # cells along each axis
 
 
@@ -30,22 +33,29 @@ def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
     points, shares = {}, {}
     for game in games:
         runs = {key: run for key, run in cells.items() if key[1] == game and d.diverged(run) is not None}
-        seen = {key: observations(d.folder / run.name) for key, run in runs.items()}  # [seeds, NUMBER, features]
-        if not seen:
-            continue
-        together = np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen.values()]).astype(np.float32)
-        plane = in_a_plane(together, umap)
-        low, high = plane.min(0), plane.max(0)
-        cell = np.minimum((plane - low) / np.where(high > low, high - low, 1) * GRID, GRID - 1).astype(int)
-        begin = 0
-        for key, x in seen.items():
-            own = slice(begin, begin + x.shape[0] * x.shape[1])
-            points[key] = plane[own]
-            each = cell[own].reshape(x.shape[0], x.shape[1], 2)
-            shares[key] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in each])
-            begin = own.stop
+        names = tuple(dict.fromkeys(run.name for run in runs.values()))
+        planes = together(d.folder, names, umap) if names else {}
+        for key, run in runs.items():
+            plane, cell = planes[run.name]
+            points[key] = plane.reshape(-1, 2)
+            shares[key] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
     method = "UMAP" if umap else "principal components in place of UMAP, which is not installed"
-    return Coverage(points, shares, f"by {method} of {NUMBER} observations of each seed at the end of its run")
+    return Coverage(points, shares, f"by {method} of {NUMBER} observations of each seed's final policy")
+
+
+@functools.cache
+def together(folder: Path, names: tuple[str, ...], umap: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The observations of several runs in one plane. -> by name: points and their cells, [seeds, NUMBER, 2] each."""
+    seen = [observations(folder / name) for name in names]  # [seeds, NUMBER, features]
+    plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32), umap)
+    low, high = plane.min(0), plane.max(0)
+    cell = np.minimum((plane - low) / np.where(high > low, high - low, 1) * GRID, GRID - 1).astype(int)
+    found, begin = {}, 0
+    for name, x in zip(names, seen, strict=True):
+        own = slice(begin, begin + x.shape[0] * x.shape[1])
+        found[name] = tuple(y[own].reshape(*x.shape[:2], 2) for y in (plane, cell))
+        begin = own.stop
+    return found
 
 
 def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
@@ -62,33 +72,51 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
 
 
 def observations(run: Path) -> np.ndarray:
-    """NUMBER observations of each seed, which the final policy visits from where the run ended. -> [seeds, NUMBER,
-    features]; kept in the run's folder."""
+    """NUMBER observations of each seed of a finished run, [seeds, NUMBER, features]."""
     file = run / f"visited-{NUMBER}.npy"
     if not file.exists():
-        seen = collect(run)
-        part = file.with_suffix(".part")
-        with open(part, "wb") as out:
-            np.save(out, seen)
-        part.replace(file)
+        collect(run)
     return np.load(file)
 
 
-def collect(run: Path) -> np.ndarray:
-    """Goes on with the run at a learning rate of almost nothing, and takes what its updates would measure on."""
+def measurements(run: Path) -> dict[str, np.ndarray]:
+    """`plasticity/...` of a finished run on MEASURED transitions, [seeds] each."""
+    file = run / f"measured-{MEASURED}.json"
+    if not file.exists():
+        collect(run)
+    return {key: np.array(values, np.float64) for key, values in json.loads(file.read_text()).items()}
+
+
+def collect(run: Path) -> None:
+    """Goes on with the run at a learning rate of almost nothing, and keeps what its updates would measure on, and the
+    measurements, in the run's folder."""
     import jax
 
-    import ppo
     from common import bits, checkpoints
 
     record = json.loads((run / "args.json").read_text())
-    args = ppo.Args(**(typed(ppo.Args, record["args"]) | {"learning_rate": 1e-30, "update_epochs": 1}))
-    args, _, _, init, step, _, keys = ppo.build(args)
+    script = importlib.import_module(record["script"])
+    frozen = {"learning_rate": 1e-30, "update_epochs": 1, "plasticity_every": 1}
+    args = script.Args(**(typed(script.Args, record["args"]) | frozen))
+    args, _, _, init, step, measured, keys = script.build(args)
     state = checkpoints.load(str(run), jax.jit(init)(keys))
-    step, seen, number = jax.jit(step, donate_argnums=0), [], 0
-    while number < NUMBER:
-        state, _, (_, probe) = step(state)
-        obs = jax.vmap(bits.unpack)(probe.obs) if args.num_seeds > 1 else bits.unpack(probe.obs)[None]
-        seen.append(np.asarray(obs.reshape(*obs.shape[:2], -1)))
-        number += seen[-1].shape[1]
-    return np.concatenate(seen, axis=1)[:, :NUMBER]
+    step, probes, number, axis = jax.jit(step, donate_argnums=0), [], 0, int(args.num_seeds > 1)
+    while number < MEASURED:
+        state, _, probe = step(state)
+        probes.append(jax.device_get(probe))
+        number += probe.batch.target.shape[axis]
+    order = np.random.default_rng(0).permutation(number)[:MEASURED]  # of all updates alike
+    whole = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *[probe.batch for probe in probes])
+    values = jax.device_get(jax.jit(measured)(state.learner, probes[0]._replace(batch=whole)))
+    obs = jax.vmap(bits.unpack)(whole.obs) if axis else bits.unpack(whole.obs)[None]
+    seen = np.asarray(obs[:, :NUMBER].reshape(obs.shape[0], NUMBER, -1))
+    write(run / f"visited-{NUMBER}.npy", lambda file: np.save(file, seen))
+    text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
+    write(run / f"measured-{MEASURED}.json", lambda file: file.write(text.encode()))
+
+
+def write(path: Path, fill: Any) -> None:
+    part = path.with_suffix(".part")
+    with open(part, "wb") as file:
+        fill(file)
+    part.replace(path)

@@ -175,7 +175,7 @@ def on_host(training):
 
 def seen(training, probe):
     """With the statistics that it was seen with: observations are not normalised here."""
-    return training.states[0].learner.obs_stats, probe
+    return training.script.Probe(training.states[0].learner.obs_stats, probe)
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def fresh(name, network, shared):
         fields["proximal"] = ppo_ewma.Proximal(params, jnp.ones(()))
     learner = script.Learner(**dict.fromkeys(script.Learner._fields) | fields)
     measured = on_devices(partial(script.plasticity, args, network))
-    return learner, (fields["obs_stats"], script.Batch(bits.pack(obs), action, *numbers)), measured
+    return learner, script.Probe(fields["obs_stats"], script.Batch(bits.pack(obs), action, *numbers)), measured
 
 
 def without(params, layer, unit):

@@ -286,12 +286,12 @@ def test_scripts_and_several_flags_make_rows(made, rliable):
 def test_one_seed_has_a_row_without_interval(made):
     made.add("Small", 1.5)
     made.add("Large", 40.0)
-    assert made.table() == ["  0.600 (no interval), 2 games, 1 seeds"]
+    assert made.table() == ["  0.600 (no interval), 2 games, 1 seed"]
 
 
 def test_a_seed_without_episodes_is_not_passed_over(made):
     made.add("Small", [1.5, 1.5, None])
-    assert made.table() == ["  nan (no interval), 1 games, 3 seeds"]
+    assert made.table() == ["  nan (no interval), 1 game, 3 seeds"]
 
 
 def test_an_unequal_number_of_seeds_is_refused(made):
