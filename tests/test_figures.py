@@ -542,6 +542,7 @@ def test_a_dry_run_prints_the_commands_of_what_no_adapter_plays(monkeypatch, tmp
 
 
 def test_what_no_adapter_plays_can_be_drawn_from_what_is_there(monkeypatch, tmp_path, capsys, in_root):
+    pytest.importorskip("rliable")
     folders = ("--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
     call(monkeypatch, "B1a", "--preset", "paper", "--launch", "none", *folders)
     summary = read(tmp_path / "new/fig_B1a_paper.json")
