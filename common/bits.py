@@ -16,16 +16,24 @@ class Bits:
     shape: tuple[int, ...] = struct.field(pytree_node=False)
 
 
-def pack(x: jax.Array) -> Any:
-    """Booleans [B, *shape] -> Bits; all else stays as it is."""
-    if x.dtype != bool:
-        return x
-    return Bits(jnp.packbits(x.reshape(x.shape[0], -1), axis=-1), x.shape[1:])
+def pack(tree: Any) -> Any:
+    """Booleans [B, *shape] -> Bits, in an array or in all of a pytree; all else stays as it is."""
+
+    def leaf(x: jax.Array) -> Any:
+        if x.dtype != bool:
+            return x
+        return Bits(jnp.packbits(x.reshape(x.shape[0], -1), axis=-1), x.shape[1:])
+
+    return jax.tree.map(leaf, tree)
 
 
-def unpack(x: Any) -> jax.Array:
+def unpack(tree: Any) -> Any:
     """The inverse of `pack`."""
-    if not isinstance(x, Bits):
-        return x
-    flat = jnp.unpackbits(x.data, axis=-1, count=int(np.prod(x.shape)))
-    return flat.reshape(*flat.shape[:-1], *x.shape).astype(bool)
+
+    def leaf(x: Any) -> jax.Array:
+        if not isinstance(x, Bits):
+            return x
+        flat = jnp.unpackbits(x.data, axis=-1, count=int(np.prod(x.shape)))
+        return flat.reshape(*flat.shape[:-1], *x.shape).astype(bool)
+
+    return jax.tree.map(leaf, tree, is_leaf=lambda x: isinstance(x, Bits))

@@ -67,14 +67,14 @@ class Checkpoints:
         return self.folder / str(updates[-1]) if updates else None
 
 
-def find_checkpoint(source: str) -> tuple[Path, dict[str, Any], list[int]]:
-    """What --init-from names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
+def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[str, Any], list[int]]:
+    """What the flag `by` names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
     folder, _, wanted = source.rpartition("@") if source.rpartition("@")[2].isdecimal() else (source, "", "")
-    record = read_record(Path(folder), "--init-from")
+    record = read_record(Path(folder), by)
     updates = checkpoint_updates(Path(folder) / "checkpoints")
     if not updates or (wanted and int(wanted) not in updates):
         there = f"its checkpoints are at updates {', '.join(map(str, updates))}" if updates else "it has no checkpoint"
-        raise UsageError(f"--init-from {source}: {there}")
+        raise UsageError(f"{by} {source}: {there}")
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
@@ -89,22 +89,22 @@ def contains(source: str, name: str) -> bool:
     return False
 
 
-def load(source: str, state_like: Any, args: Any = None, same: Sequence[str] = ()) -> Any:
-    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", for --init-from. `state_like` gives
-    structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an error
-    names the flags in which the two runs differ."""
-    folder, record, updates = find_checkpoint(source)
+def load(source: str, state_like: Any, args: Any = None, same: Sequence[str] = (), by: str = "--init-from") -> Any:
+    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", that the flag `by` names. `state_like`
+    gives structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an
+    error names the flags in which the two runs differ."""
+    folder, record, updates = find_checkpoint(source, by)
     changed = [name for name in same if record["args"].get(name, getattr(args, name)) != getattr(args, name)]
     if changed:
         theirs = ", ".join(f"{flag(name)} {record['args'][name]}" for name in changed)
-        raise UsageError(f"--init-from {source}: was trained with {theirs}, which cannot change")
+        raise UsageError(f"{by} {source}: was trained with {theirs}, which cannot change")
     differ = []
     if args is not None:
         theirs = typed(type(args), record["args"])
         names = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
         differ = [name for name in names if theirs[name] != getattr(args, name)]
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differ) if differ else ""
-    return restore_newest(folder, updates, state_like, f"--init-from {source}", partial=True, hint=hint)[0]
+    return restore_newest(folder, updates, state_like, f"{by} {source}", partial=True, hint=hint)[0]
 
 
 def restore_newest(

@@ -19,7 +19,7 @@ from common.actions import Box, Discrete
 from common.arguments import UsageError
 from common.suites import gymnax as gymnax_suite
 
-__all__ = ["Box", "Discrete", "Episode", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
+__all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
 
 
 class Episode(NamedTuple):
@@ -157,6 +157,34 @@ class VectorEnv:
     def frames(self, states: list[Any]) -> list[np.ndarray]:
         """Pictures [H, W, 3] uint8 of one environment's states (`VectorState.inner` without its leading axis)."""
         return self.suite.frames(states)
+
+
+class OnLevel(NamedTuple):
+    """An environment with the level that it returns to after each episode. `state` is the suite's."""
+
+    state: Any
+    begin: Any
+    begin_obs: Any
+
+
+class LevelEnv(VectorEnv):
+    """Copies of one suite's environment, each on a level of its own for all of its episodes. A level is a state of the
+    suite to begin from, such as Kinetix's."""
+
+    def __init__(self, suite: Any, num_envs: int):
+        super().__init__(suite, num_envs, auto_reset=False)
+
+    def start(self, levels: Any) -> tuple[VectorState, Any]:
+        """Starts an episode on each of the levels [N, ...]. -> state, obs [N, ...]."""
+        inner, obs = jax.vmap(self.suite.start)(levels)
+        return self._start(OnLevel(inner, inner, obs)), obs
+
+    def step(self, key: jax.Array, state: VectorState, action: jax.Array) -> tuple[VectorState, Step]:
+        """As VectorEnv.step; finished environments restart on their own level."""
+        level = state.inner
+        after, out = super().step(key, state._replace(inner=level.state), action)
+        inner, obs = where(out.episode.done, (level.begin, level.begin_obs), (after.inner, out.final_obs))
+        return after._replace(inner=level._replace(state=inner)), out._replace(obs=obs)
 
 
 def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:

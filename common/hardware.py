@@ -192,21 +192,26 @@ def give_back_memory() -> None:
 
 
 def check_memory(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:
-    """Prints what a run will hold, as `estimate_memory` has it; raises UsageError where the devices of a machine have
-    less than their part of it."""
+    """`fit` with what `estimate_memory` says."""
+    fit(args, env, lambda chunks: estimate_memory(args, env, state, floats, activations, chunks))
+
+
+def fit(args: Any, env: Any, parts_in: Callable[[int], dict[str, int]]) -> None:
+    """Prints what a run will hold, parts_in(chunks) bytes over all devices; raises UsageError where the devices of a
+    machine have less than their part of it."""
     devices = jax.devices()[: args.num_devices]
     here = [device for device in devices if device.process_index == jax.process_index()]
     # CPU memory is shared by the processes of one machine.
     node = platform.node()
     sharing = share(node).count(node) if here[0].platform == "cpu" else 1
     limit = device_bytes(here) // sharing
-    parts = estimate_memory(args, env, state, floats, activations, args.num_rollout_chunks)
+    parts = parts_in(args.num_rollout_chunks)
     listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
     each = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s){each}")
 
     def needed(chunks: int) -> int:
-        return sum(estimate_memory(args, env, state, floats, activations, chunks).values()) // jax.process_count()
+        return sum(parts_in(chunks).values()) // jax.process_count()
 
     def compare() -> None:
         if env.num_envs * args.num_steps > 2**31:  # the shuffle counts in 32 bits

@@ -40,11 +40,11 @@ BOOKKEEPING = {
 }
 
 
-def read_lines(run: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl. A half-written one (the process was killed) is left out."""
+def read_lines(run: Path | str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl (or another file). A half-written one (the process was killed) is left out."""
     lines = []
     try:
-        with open(Path(run) / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
+        with open(Path(run) / name, encoding="utf-8", errors="replace") as file:
             for text in file:
                 try:
                     line = json.loads(text)

@@ -282,9 +282,11 @@ class Run:
     def _drop_lines_after(self, update: int) -> None:
         from common.plots import read_lines
 
-        kept = [line for line in read_lines(self.path) if line["update"] <= update]
-        self._offset = kept[-1]["time"] if kept else 0.0
-        _write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        for name in ("metrics.jsonl", "histograms.jsonl"):
+            kept = [line for line in read_lines(self.path, name) if line["update"] <= update]
+            self._offset = max([self._offset, *(line.get("time", 0.0) for line in kept)])
+            if (self.path / name).exists():
+                _write_atomically(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
 
     def __enter__(self) -> "Run":
         args = self.args
@@ -470,6 +472,22 @@ class Run:
         self.note("compile_s", round(time.perf_counter() - began, 1))
         return compiled
 
+    def histogram(self, update: int, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        """Writes a line of histograms.jsonl, and sends the histogram to wandb. counts: [n] or [num_seeds, n]; edges:
+        [n + 1]."""
+        if not self.is_main:
+            return
+        counts, edges = np.asarray(counts), np.asarray(edges)
+        line = {"update": update, "name": name, "edges": plain(edges), "counts": plain(counts)}
+
+        def append() -> None:
+            with open(self.path / "histograms.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+        self._guard("histograms.jsonl", append)
+        if self._tracker is not None:
+            self._tracker.histogram(name, counts.reshape(-1, counts.shape[-1]).sum(0), edges)
+
     def video(self, name: str, record: Callable[[], Sequence[np.ndarray]], fps: int = 20) -> None:
         """Writes the frames that `record` returns, uint8 [H, W, 3] each, as videos/<name>.gif, and sends them to wandb.
         A renderer that fails costs the video, not the run."""
@@ -487,6 +505,12 @@ class Run:
             return
         if self._tracker is not None:
             self._tracker.video(f"videos/{name}", file)
+
+    def videos(self, levels: dict[str, int], record: Callable[[list[int]], Sequence[Sequence[np.ndarray]]]) -> None:
+        """`video` for each name -> level, all of them by one record([level, ...])."""
+        frames = functools.cache(lambda: record(list(levels.values())))
+        for i, name in enumerate(levels):
+            self.video(name, lambda i=i: frames()[i])
 
     def finish(self) -> None:
         """Prints the summary and saves it with curve.png. Ends the process with 128 + n if signal n stopped the run,

@@ -107,6 +107,10 @@ class Tracker:
         """Sends a video file, at the step of the line before it."""
         self._put(("video", key, file))
 
+    def histogram(self, key: str, counts: np.ndarray, edges: np.ndarray) -> None:
+        """Sends a histogram, at the step of the line before it."""
+        self._put(("histogram", key, counts, edges))
+
     def close(self, timeout: float = 30.0) -> None:
         """Finishes the wandb run, waiting at most `timeout` seconds for it."""
         self._put(None)
@@ -149,6 +153,8 @@ class Tracker:
                 if item[0] == "log":
                     step = item[1]["global_step"]
                     run.log(flatten(item[1]), step=step)
+                elif item[0] == "histogram":
+                    run.log({item[1]: wandb.Histogram(np_histogram=item[2:])}, step=step)
                 else:
                     run.log({item[1]: wandb.Video(str(item[2]), format="gif")}, step=step)
             run.finish()

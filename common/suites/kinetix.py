@@ -3,6 +3,8 @@
 Green must touch blue and must not touch red. Needs kinetix-env >= 3. Importing it takes 10 s, so it happens in `make`.
 """
 
+import copy
+import difflib
 import os
 import tempfile
 import zipfile
@@ -19,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Discrete
+from common.arguments import UsageError
 
 SIZES = ("s", "m", "l")
 # Holds every locomotion level, at half the cost of size l. One circle, one joint and the thruster stay empty in all of
@@ -29,6 +32,16 @@ DENSE_REWARD_SCALE = 0.2
 FRAME_SKIP = 2
 # Nothing but evaluation uses this seed, so no run is ever trained on its evaluation levels by way of its own seed.
 EVALUATION_SEED = 1_000_003
+# Kinetix's defaults: of twice as many random levels it keeps those that doing nothing for 64 steps does not solve.
+NO_OP_FILTER = {"filter_levels": True, "level_filter_sample_ratio": 2, "level_filter_n_steps": 64}
+SAMPLE_BATCH = 64  # evaluation levels are sampled in batches, so that a smaller set is the beginning of a larger one
+# What Kinetix's sampler leaves as it is in an empty level (tests compare thousands), and what follows from the rest.
+SAME_IN_ALL_LEVELS = {
+    *("acc_rr_manifolds", "acc_cr_manifolds", "acc_cc_manifolds", "acc_impulse", "acc_r_impulse", "velocity"),
+    *("angular_velocity", "friction", "restitution", "collision_mode", "gravity", "motor_auto", "polygon_highlighted"),
+    *("circle_highlighted", "polygon_densities", "circle_densities", "timestep", "last_distance"),
+}
+DERIVED = "collision_matrix"
 
 
 def level_names() -> list[str]:
@@ -98,8 +111,86 @@ def _make_hand_designed(name: str) -> "Kinetix":
     return Kinetix(name, static_params, levels=levels)
 
 
+def check_level_names(names: tuple[str, ...], sizes: tuple[str, ...], flag: str) -> None:
+    """Raises UsageError for what is no hand-designed level of these sizes, s/h0_weak_thrust."""
+    known = [file for file in _level_files() if file.partition("/")[0] in sizes]
+    for name in names:
+        if known and name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3])
+            raise UsageError(f"{flag} {name}: no hand-designed level of size {', '.join(sizes)}; such as {near}")
+
+
+def make_entities(size: str) -> "Kinetix":
+    """Size s, m or l with entity observations, to be started on levels that `sample_filtered` has made."""
+    if find_spec("kinetix") is None:
+        raise UsageError("kinetix is not installed; pip install -r requirements.txt")
+    from kinetix.environment.env_state import EnvParams
+    from kinetix.environment.ued.ued import make_reset_fn_sample_kinetix_level
+    from kinetix.environment.utils import static_env_params_from_size
+
+    static_params = static_env_params_from_size(size).replace(frame_skip=FRAME_SKIP)
+    sample = make_reset_fn_sample_kinetix_level(EnvParams(), static_params)
+    return Kinetix(size, static_params, sample=sample, entities=True)
+
+
+def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
+    """The levels that agents are compared on: the hand-designed ones of a size, then `num_random` filtered random ones,
+    the same in every run. -> environment with entity observations, the levels' names (h0_weak_thrust, random_0)."""
+    from kinetix.util.saving import load_evaluation_levels
+
+    suite = make_entities(size)
+    files = [file for file in _level_files() if file.startswith(f"{size}/")]
+    load = lambda: load_evaluation_levels(files, suite.static_params)[0]  # noqa: E731
+
+    def sample() -> Any:
+        batch = jax.jit(partial(suite.sample_filtered, num=SAMPLE_BATCH))
+        key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
+        batches = [jax.device_get(batch(jax.random.fold_in(key, i))) for i in range(-(-num_random // SAMPLE_BATCH))]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_random], *batches)
+
+    sets = [_cached(f"hand-designed-{size}", suite.static_params, len(files), load)]
+    if num_random:
+        sets.append(_cached(f"random-{size}", suite.static_params, num_random, sample))
+    levels = jax.tree.map(lambda *parts: np.concatenate(parts), *sets)
+    names = [file.partition("/")[2] for file in files] + [f"random_{i}" for i in range(num_random)]
+    return suite.on(levels), names
+
+
+def make_network(suite: "Kinetix", model: dict[str, Any]) -> Any:
+    """Kinetix's own network over the suite's entities, with these options of its configs/model."""
+    from flax.serialization import to_state_dict
+    from kinetix.environment.spaces import ActionType, ObservationType
+    from kinetix.models import make_network_from_config
+
+    config = model | {
+        "action_type": ActionType.MULTI_DISCRETE,
+        "observation_type": ObservationType.SYMBOLIC_ENTITY,
+        "static_env_params": to_state_dict(suite.static_params),
+    }
+    return make_network_from_config(suite.env, suite.params, config, {})  # its default for the last is a shared dict
+
+
+def is_published(folder: str) -> bool:
+    """Whether this is a checkpoint in the format that Kinetix's authors publish."""
+    return all((Path(folder) / name).is_file() for name in ("params.safetensors", "config.json"))
+
+
+def load_published(folder: str) -> tuple[Any, dict[str, Any]]:
+    """-> parameters, options of `make_network`."""
+    from kinetix.util.saving import load_pretrained_checkpoint
+
+    try:
+        params, config = load_pretrained_checkpoint(folder)
+        model = config["model"]
+    except Exception as error:  # of json, safetensors, or a key that is not there
+        raise UsageError(f"--evaluate {folder}: cannot be read ({error!r})") from None
+    if model.get("recurrent_model"):
+        raise UsageError(f"--evaluate {folder}: a recurrent network; these are feed-forward")
+    return params, model
+
+
 class Kinetix:
-    """One Kinetix environment with flat symbolic observations. Shapes are those of a single environment.
+    """One Kinetix environment, with flat symbolic observations or entities. Shapes are those of a single environment.
 
     Actions are int32 [6]: four groups of motors (off, forward, backward), two groups of thrusters (off, on).
     """
@@ -107,8 +198,15 @@ class Kinetix:
     has_success = True
     can_draw = True
 
-    def __init__(self, name: str, static_params: Any, levels: Any = None, sample: Callable | None = None):
-        """Either `levels` (an EnvState of numpy arrays [L, ...]) or `sample` (key -> EnvState) says how to start."""
+    def __init__(
+        self,
+        name: str,
+        static_params: Any,
+        levels: Any = None,
+        sample: Callable | None = None,
+        entities: bool = False,
+    ):
+        """`levels` (an EnvState of numpy arrays [L, ...]) or `sample` (key -> EnvState) says how to start."""
         from kinetix.environment.env import make_kinetix_env
         from kinetix.environment.env_state import EnvParams
         from kinetix.environment.spaces import ActionType, ObservationType
@@ -120,25 +218,26 @@ class Kinetix:
         # it is true for green on blue, green on red and NaN only.
         no_limit = int(np.iinfo(np.int32).max)
         self.params = EnvParams(max_timesteps=no_limit, dense_reward_scale=DENSE_REWARD_SCALE)
-        kinds = ActionType.MULTI_DISCRETE, ObservationType.SYMBOLIC_FLAT
-        self.env = make_kinetix_env(*kinds, None, self.params, static_params, auto_reset=False)
-        self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dtype = np.dtype(np.float32)
+        kind = ObservationType.SYMBOLIC_ENTITY if entities else ObservationType.SYMBOLIC_FLAT
+        self.env = make_kinetix_env(ActionType.MULTI_DISCRETE, kind, None, self.params, static_params, auto_reset=False)
+        # Entities are a pytree of arrays, see `start`.
+        self.obs_shape = None if entities else self.env.observation_space(self.params).shape
+        self.obs_dtype = None if entities else np.dtype(np.float32)
         sizes = self.env.action_space(self.params).number_of_dims_per_distribution
         self.action_space = Discrete(tuple(int(n) for n in sizes))
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Starts on one of the levels, or on a new random one. -> state, obs [O]."""
         if self.levels is None:
-            return self._start(self.sample(key))
-        return self._start(self._level(jax.random.randint(key, (), 0, self.num_levels)))
+            return self.start(self.sample(key))
+        return self.start(self._level(jax.random.randint(key, (), 0, self.num_levels)))
 
     def reset_to(self, key: jax.Array, index: jax.Array) -> tuple[Any, jax.Array]:
         """Starts on level `index`, the same one for every `key`. -> state, obs [O]."""
         if self.levels is None:
             level_key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
-            return self._start(self.sample(jax.random.fold_in(level_key, index)))
-        return self._start(self._level(index % self.num_levels))
+            return self.start(self.sample(jax.random.fold_in(level_key, index)))
+        return self.start(self._level(index % self.num_levels))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
         """action: int32 [6]. -> state, obs [O], reward, terminated, truncated, success. Never auto-resets."""
@@ -164,10 +263,87 @@ class Kinetix:
     def _level(self, index: jax.Array) -> Any:
         return jax.tree.map(lambda x: jnp.asarray(x)[index], self.levels)
 
-    def _start(self, level: Any) -> tuple[Any, jax.Array]:
+    def start(self, level: Any) -> tuple[Any, jax.Array]:
+        """Starts on this level, an EnvState. -> state, obs: [O], or Kinetix's EntityObservation."""
         # Kinetix's samplers leave weakly typed scalars behind, its step does not: loops need one type.
         state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), level)
         return state, self.env.get_obs(state)
+
+    def on(self, levels: Any) -> "Kinetix":
+        """The same environment on a fixed set of levels, an EnvState of numpy arrays [L, ...]."""
+        other = copy.copy(self)
+        other.levels, other.num_levels = levels, len(levels.timestep)
+        return other
+
+    def sample_filtered(self, key: jax.Array, num: int) -> Any:
+        """Random levels [num] by Kinetix's sampler with its no-op filter, as an EnvState."""
+        return self._filtered(key, num)
+
+    @cached_property
+    def _filtered(self) -> Callable:
+        from kinetix.environment.ued.ued import make_vmapped_filtered_level_sampler
+
+        config = NO_OP_FILTER | {"env_size_name": self.name}
+        return make_vmapped_filtered_level_sampler(self.sample, self.params, self.static_params, config, self.env)
+
+    def pack(self, level: Any) -> jax.Array:
+        """A level of Kinetix's sampler in the fewest bytes that `unpack` makes the same level of, uint8 [bytes]."""
+        parts = [_to_bytes(x) for x, kept in zip(jax.tree.leaves(level), self._kept, strict=True) if kept]
+        return jnp.concatenate(parts)
+
+    def unpack(self, data: jax.Array) -> Any:
+        """The inverse of `pack`. -> EnvState."""
+        from jax2d.engine import calculate_collision_matrix
+
+        leaves, structure = jax.tree.flatten(self.empty_level)
+        found, place = [], 0
+        for leaf, kept in zip(leaves, self._kept, strict=True):
+            size = _num_bytes(leaf) if kept else 0
+            found.append(_from_bytes(data[place : place + size], leaf) if kept else leaf)
+            place += size
+        level = jax.tree.unflatten(structure, found)
+        return level.replace(collision_matrix=calculate_collision_matrix(self.static_params, level.joint))
+
+    @cached_property
+    def level_bytes(self) -> int:
+        """What `pack` needs for a level."""
+        leaves = jax.tree.leaves(self.empty_level)
+        return sum(_num_bytes(leaf) for leaf, kept in zip(leaves, self._kept, strict=True) if kept)
+
+    @cached_property
+    def empty_level(self) -> Any:
+        """A level with nothing but its floor and walls, of numpy arrays."""
+        from kinetix.environment.utils import create_empty_env
+
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(np.asarray, create_empty_env(self.static_params))
+
+    @cached_property
+    def _kept(self) -> list[bool]:
+        """Of each leaf of an EnvState, whether levels differ in it."""
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.empty_level)[0]]
+        return [not {key.name for key in path} & (SAME_IN_ALL_LEVELS | {DERIVED}) for path in paths]
+
+
+def _num_bytes(leaf: Any) -> int:
+    """Booleans take a bit, integers (roles, indices, bindings: all below 256) a byte, floats their four."""
+    return {"b": -(-leaf.size // 8), "i": leaf.size, "f": 4 * leaf.size}[leaf.dtype.kind]
+
+
+def _to_bytes(x: jax.Array) -> jax.Array:
+    if x.dtype == bool:
+        return jnp.packbits(x.ravel())
+    if x.dtype.kind == "i":
+        return x.ravel().astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint8).ravel()
+
+
+def _from_bytes(data: jax.Array, like: Any) -> jax.Array:
+    if like.dtype == bool:
+        return jnp.unpackbits(data, count=like.size).astype(bool).reshape(like.shape)
+    if like.dtype.kind == "i":
+        return data.astype(like.dtype).reshape(like.shape)
+    return jax.lax.bitcast_convert_type(data.reshape(-1, 4), jnp.float32).reshape(like.shape)
 
 
 def _cached(name: str, static_params: Any, num_levels: int, build: Callable[[], Any]) -> Any:

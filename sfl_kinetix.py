@@ -1,0 +1,926 @@
+"""SFL (Rutherford et al. 2024, https://arxiv.org/abs/2408.15099) on Kinetix: PPO on levels of high learnability.
+
+    python sfl_kinetix.py                                                   # size S, 2048 environments
+    python sfl_kinetix.py --num-envs 65536 --num-candidates 262144 --buffer-size 8192 --buffer-every 32
+    python sfl_kinetix.py --evaluate runs/NAME                              # or RUN@UPDATE, or a published checkpoint
+
+Every T updates (--buffer-every) the policy plays L steps (--learnability-steps) on each of many random levels
+(--num-candidates); of its success rate p on a level, p (1 - p) is the level's learnability, and the best K
+(--buffer-size) stay. Each update starts N environments on new levels, a share rho (--buffer-share) of them from these K
+and the others fresh random ones; an environment keeps its level for the update. Beukman et al. 2026
+(https://arxiv.org/abs/2603.06009, section 6, tables 2 and 3, the defaults here) show with it that N decides how long
+learning goes on. --com turns PPO into PPO-EWMA. Network: Kinetix's own. docs/sfl_kinetix.md explains the logged keys.
+"""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec as P
+from tqdm import tqdm
+
+from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
+from common.actions import Categorical
+from common.arguments import RunArgs
+from common.metrics import (
+    coverage_pca,
+    effective_sample_size,
+    gradient_metrics,
+    layer_metrics,
+    policy_variance,
+    weight_norm,
+)
+from common.shuffle import random_permutation
+from common.suites import kinetix
+
+PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
+KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
+SAME = ("network",)  # what --init-from cannot change
+ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
+FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
+RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
+
+
+@dataclass(frozen=True)
+class Args(RunArgs):
+    # --- run ---
+    seed: int = 0
+    """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
+    num_seeds: int = 1
+    """Train this many seeds at once (vmap); every metric then has one value per seed."""
+    total_timesteps: int = 2**30
+    """Environment steps over all environments, without those of the search for levels."""
+
+    # --- environment ---
+    env_id: Literal["kinetix/s", "kinetix/m", "kinetix/l"] = "kinetix/s"
+    """Random Kinetix levels of this size."""
+    num_candidates: int = 12288
+    """Levels that a search looks through."""
+    search_batch: int | None = None
+    """Levels sampled and scored at a time; memory follows it, not --num-candidates. By default as many as an update has
+    fresh levels, or the least multiple of it that is at least 256."""
+    buffer_size: int = 1024
+    """K: levels that a search keeps."""
+    buffer_every: int = 128
+    """T: updates between two searches."""
+    buffer_share: float = 0.5
+    """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
+    learnability_estimator: Literal["window", "episodes"] = "window"
+    """window: p of the episodes that end within --learnability-steps, as in the papers; biased, as quick successes count
+    more often than slow failures. episodes: p (1 - p) from --learnability-episodes on each level, unbiased."""
+    learnability_steps: int = 512
+    """L: steps on each candidate (window)."""
+    learnability_episodes: int = 4
+    """Episodes on each candidate, side by side (episodes)."""
+
+    # --- outer loop ---
+    num_envs: int = 2048
+    """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
+    num_steps: int = 256
+    """K, in shapes T: steps per environment and update. An episode has at most 256; what does not fit is never seen."""
+    gamma: float = 0.995
+    """Discount factor."""
+    gae_lambda: float = 0.9
+    """Lambda of generalised advantage estimation."""
+    clip_eps: float = 0.2
+    """Epsilon: the ratio to the behaviour policy (with --com to the proximal one) is clipped to [1 - eps, 1 + eps]."""
+    com: float | None = None
+    """PPO-EWMA: centre of mass of the proximal policy's average, its age in minibatch steps. None: PPO."""
+    ewma_debias: bool = False
+    """Normalise the average by its weights so far (Hilton et al.), instead of starting with COM + 1 times theta_0."""
+    max_importance_ratio: float | None = None
+    """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
+    update_epochs: int = 8
+    """E: passes over the data of one update."""
+    target_kl: float | None = None
+    """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
+    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
+    """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
+    base_num_envs: int = 2048
+    """The number of environments that --scaling starts from."""
+    num_rollout_chunks: int = 1
+    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
+
+    # --- inner loop ---
+    minibatch_size: int | None = None
+    """Transitions per minibatch (default 16384); --num-minibatches follows from it."""
+    num_minibatches: int | None = None
+    """M: minibatches per epoch; --minibatch-size follows from it."""
+    learning_rate: float = 5e-5
+    """Adam's learning rate."""
+    anneal_lr: bool = False
+    """Reduce the learning rate linearly, update by update, to 0."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this global norm."""
+    norm_adv: bool = True
+    """Normalise advantages in each (global) minibatch."""
+    clip_vloss: bool = True
+    """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+
+    # --- network ---
+    network: Literal["transformer", "permutation-invariant"] = "transformer"
+    """Kinetix's network over entities: 786k parameters, or 187k without attention."""
+
+    # --- evaluation ---
+    evaluate: str | None = None
+    """Train nothing, evaluate RUN, RUN@UPDATE or a folder with params.safetensors and config.json (Kinetix's)."""
+    num_eval_episodes: int = 5
+    """Attempts at each evaluation level; 0: no evaluation."""
+    num_eval_levels: int = 512
+    """Random evaluation levels of each size, the same in every run; the 74 hand-designed ones are always there."""
+    eval_sizes: tuple[Literal["s", "m", "l"], ...] = ("s", "m", "l")
+    """Sizes of the evaluation levels."""
+    capture_video: bool = False
+    """Save gifs of the final policy on --video-levels and on the most learnable levels of the buffer."""
+    video_levels: tuple[str, ...] = ()
+    """Hand-designed levels, such as s/h0_weak_thrust; by default the first two of each of --eval-sizes."""
+    video_buffer_levels: int = 3
+    """How many levels of the buffer."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        arguments.positive(
+            self, "num_seeds", "total_timesteps", "num_candidates", "search_batch", "buffer_size", "buffer_every",
+            "learnability_steps", "num_envs", "num_steps", "update_epochs", "base_num_envs", "minibatch_size",
+            "num_minibatches", "learning_rate", "max_grad_norm", "num_rollout_chunks", "target_kl",
+            "max_importance_ratio",
+        )  # fmt: skip
+        arguments.non_negative(
+            self, "seed", "clip_eps", "com", "vf_coef", "ent_coef", "num_eval_levels", "video_buffer_levels"
+        )
+        arguments.fraction(self, "gamma", "gae_lambda", "buffer_share")
+        arguments.below(self, 2**31 - self.num_seeds, "seed")
+        if self.learnability_episodes < 2:
+            value = self.learnability_episodes
+            raise arguments.UsageError(f"--learnability-episodes {value}: one episode tells nothing of p (1 - p); 2 do")
+        kinetix.check_level_names(self.video_levels, self.eval_sizes, "--video-levels")
+        # Minibatch size and number stand for each other from here on, so that args.json says what ran.
+        arguments.settle_minibatches(self, default_size=16384)
+
+    @property
+    def size(self) -> str:
+        return self.env_id.removeprefix("kinetix/")
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_updates(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+# What Kinetix's configs/ have for the two networks.
+TRANSFORMER = dict(
+    actor_width=128, critic_width=128, actor_depth=5, critic_depth=5, activation="tanh", recurrent_model=False,
+    num_heads=8, dropout_prob=0.0, permutation_invariant_mlp=False, transformer_depth=2, transformer_size=16,
+    transformer_encoder_size=128, aggregate_mode="dummy_and_mean", full_attention_mask=False, transformer_ffn=False,
+    multilayer_joint_thruster_mixing=False, joint_thruster_block_num_layers=2,
+    joint_thruster_block_hidden_dim_multiplication=4,
+)  # fmt: skip
+PERMUTATION_INVARIANT = dict(
+    permutation_invariant_mlp=True, symbolic_embedding_dim=256, encoder_size=64, separate_actor_critic=False
+)
+MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
+# Numbers that they hold at a time for an observation of size L (compared with XLA's own account).
+ACTIVATIONS = {"transformer": 40_000, "permutation-invariant": 12_000}
+TRAINED_WITH = ("env_id", "network", "num_seeds", "num_envs", "num_steps", "total_timesteps", "buffer_share")
+
+
+class ActorCritic:
+    """Kinetix's network, feed-forward. Entities [B, ...] -> action distribution, values [B].
+
+    model: options of `kinetix.models.make_network_from_config`, such as those of a published checkpoint.
+    """
+
+    def __init__(self, suite: kinetix.Kinetix, model: dict[str, Any]):
+        self._module, self._nvec = kinetix.make_network(suite, model), suite.action_space.nvec
+
+    def init(self, key: jax.Array, obs: Any) -> Any:
+        return self._module.init(key, None, self._inputs(obs))
+
+    def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
+        _, dist, value = self._module.apply(params, None, self._inputs(obs))
+        logits = jnp.concatenate([each.logits[0] for each in dist.distributions], axis=-1)
+        return Categorical(logits, self._nvec), value[0]
+
+    def hidden(self, params: Any, obs: Any) -> dict[str, Any]:
+        """Activations [B, width] of the dense layers after the entities' embedding, of the actor and of the critic."""
+        inner = lambda module, _: type(module).__name__ == "DenseAndActivation"  # noqa: E731
+        _, found = self._module.apply(params, None, self._inputs(obs), capture_intermediates=inner, mutable=True)
+        layers = [x[0] for x in jax.tree.leaves(found["intermediates"])]
+        half = len(layers) // 2
+        return {"actor": {"hidden": layers[:half]}, "critic": {"hidden": layers[half:]}}
+
+    @staticmethod
+    def _inputs(obs: Any) -> tuple[Any, jax.Array]:
+        """Kinetix's networks want a leading time axis, and to know where episodes begin (for a recurrent network)."""
+        obs = jax.tree.map(lambda x: x[None], obs)
+        return obs, jnp.zeros(obs.polygons.shape[:2], bool)
+
+
+class Proximal(NamedTuple):
+    """What the policy is clipped against: the moving average of the parameters."""
+
+    params: Any
+    weight: jax.Array  # [], sum of the weights of all parameters so far, the newest having 1 (for --ewma-debias)
+
+
+class Learner(NamedTuple):
+    """What is learned: all that --init-from takes over. Equal on all devices."""
+
+    params: Any
+    opt_state: Any
+    proximal: Proximal | None  # None: PPO
+
+
+class Levels(NamedTuple):
+    """The best levels of a search, best first; from the first score of -inf on there are none."""
+
+    data: jax.Array  # uint8 [K, bytes], see Kinetix.pack
+    score: jax.Array  # [K]
+    success_rate: jax.Array  # [K], when they were scored
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on as if it had never stopped."""
+
+    learner: Learner
+    buffer: Levels
+    key: jax.Array
+    update: jax.Array  # [], updates done
+
+
+class Transition(NamedTuple):
+    """A chunk's rollout as collected, [T, N / C, ...]."""
+
+    obs: Any  # booleans packed into bits
+    action: jax.Array  # [T, N / C, D]
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_value: jax.Array  # V of the observation before the reset where truncated, else 0
+
+
+class Batch(NamedTuple):
+    """A chunk's rollout as the inner loop sees it, [T * N / C, ...]."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+class Probe(NamedTuple):
+    """What `plasticity` measures on: random transitions of an update [n, ...]."""
+
+    batch: Batch
+
+
+def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
+    """Entities [B, ...] or their bits -> action distribution, values [B]."""
+    return network.apply(params, bits.unpack(obs))
+
+
+def draw_levels(buffer: Levels, fresh: jax.Array, number: int, key: jax.Array) -> jax.Array:
+    """The levels of an update's environments: `number` of the buffer, each equally likely, then the fresh ones.
+
+    fresh: uint8 [F, bytes]. -> uint8 [number + F, bytes].
+    """
+    there = (buffer.score > -jnp.inf).sum()
+    return jnp.concatenate([buffer.data[jax.random.randint(key, (number,), 0, jnp.maximum(there, 1))], fresh])
+
+
+def rollout(
+    args: Args, env: envs.LevelEnv, network: ActorCritic, params: Any, levels: jax.Array, key: jax.Array
+) -> tuple:
+    """num_steps steps with the behaviour policy of environments that begin anew, each on its level [N / C, bytes].
+
+    -> transitions [T, N / C], last value [N / C], sample (observations and action distributions of n environments
+    [T, n, ...], for the exact KL), sums [2, 4] over the episodes that ended on levels of the buffer and on fresh ones.
+    """
+    policy = partial(forward, args, network, params)
+    num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
+    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * num_parts)))
+    from_buffer = jnp.arange(env.num_envs) < round(args.buffer_share * env.num_envs)
+
+    def step(carry: tuple, step_key: jax.Array) -> tuple:
+        env_state, obs = carry
+        action_key, env_key = jax.random.split(step_key)
+        dist, value = policy(obs)
+        action = dist.sample(action_key)
+        env_state, out = env.step(env_key, env_state, action)
+        final_value = jax.lax.cond(
+            out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
+        )
+        seen = bits.pack(obs)
+        transition = Transition(
+            seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+        )
+        # Spread over the environments, of which the first are on levels of the buffer.
+        sample = jax.tree.map(lambda x: x[:: env.num_envs // num_measured][:num_measured], (seen, dist))
+        ended = [out.episode._replace(done=out.episode.done & of) for of in (from_buffer, ~from_buffer)]
+        return (env_state, out.obs), (transition, sample, jnp.stack([envs.episode_sums(each) for each in ended]))
+
+    started = env.start(jax.vmap(env.suite.unpack)(levels))
+    (_, obs), (transitions, sample, sums) = jax.lax.scan(step, started, jax.random.split(key, args.num_steps))
+    return transitions, policy(obs)[1], sample, jax.lax.psum(sums.sum(0), "device")
+
+
+def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
+    where s'_t is the observation before the reset: a truncated episode still has a future.
+    """
+    t = transitions
+
+    def step(carry: tuple, inputs: tuple) -> tuple:
+        advantage, next_value = carry
+        reward, value, terminated, truncated, final_value = inputs
+        next_value = jnp.where(truncated, final_value, next_value)
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        advantage = delta + gamma * gae_lambda * (1 - (terminated | truncated)) * advantage
+        return (advantage, value), advantage
+
+    inputs = (t.reward, t.value, t.terminated, t.truncated, t.final_value)
+    return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
+
+
+def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
+    """theta_prox <- beta theta_prox + (1 - beta) theta, beta = COM / (1 + COM) (Beukman et al. 2026, section 2.2).
+
+    With --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0.
+    """
+    weight = args.com / (1 + args.com) * proximal.weight + 1
+    share = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
+    return Proximal(jax.tree.map(lambda old, new: old + share * (new - old), proximal.params, params), weight)
+
+
+def ppo_loss(
+    args: Args, policy: Any, params: Any, proximal: Any, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms.
+
+    pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox, which is PPO's where proximal is
+    None: pi_prox is pi_behaviour then. -> loss, its parts.
+    """
+    dist, value = policy(params, batch.obs)
+    proximal_dist = None if proximal is None else policy(proximal, batch.obs)[0]
+    proximal_log_prob = batch.log_prob if proximal is None else proximal_dist.log_prob(batch.action)
+    log_ratio = dist.log_prob(batch.action) - proximal_log_prob
+    log_weight = proximal_log_prob - batch.log_prob
+    bound = np.inf if args.max_importance_ratio is None else np.log(args.max_importance_ratio)
+    # Products of ratios are sums of their logarithms: of two factors one may overflow where the product does not.
+    log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
+    ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
+    clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage).mean()
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
+        value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+    entropy = dist.entropy().mean()
+    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
+    parts = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": k3(log_weight + log_ratio).mean(),
+        "losses/clipfrac": (jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps).mean(),
+    }
+    if proximal is not None:
+        parts |= {
+            "ewma/kl": proximal_dist.kl(dist).mean(),
+            "ewma/behaviour_kl": k3(log_weight).mean(),
+            "ewma/max_ratio": jnp.exp(log_ratio).max(),
+            "ewma/max_behaviour_ratio": jnp.exp(log_weight).max(),
+            "ewma/boundfrac": (log_weight > bound).mean(),
+        }
+    return loss, parts
+
+
+def optimise(
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+) -> tuple[Learner, dict[str, jax.Array]]:
+    """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
+
+    batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
+    """
+    policy = partial(forward, args, network)
+    grad_fn = jax.value_and_grad(partial(ppo_loss, args, policy), has_aux=True)
+
+    num_minibatches = args.num_minibatches // args.num_rollout_chunks
+    size = batch.advantage.size // num_minibatches
+
+    def minibatch_step(permutation: Any, carry: tuple, number: jax.Array) -> tuple:
+        params, opt_state, proximal = carry
+        # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
+        indices = permutation(number * size + jnp.arange(size))
+        minibatch = jax.tree.map(lambda x: x[indices], batch)
+        if args.norm_adv:
+            minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
+        (_, parts), grads = grad_fn(params, proximal and proximal.params, minibatch)
+        grads, parts = jax.lax.pmean((grads, parts), "device")
+        grad_norm = optax.tree.norm(grads)
+        scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
+        steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
+        params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
+        proximal = proximal and update_proximal(args, proximal, params)
+        return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
+
+    def epoch(carry: tuple, key: jax.Array) -> tuple:
+        permutation = random_permutation(key, batch.advantage.size)
+        carry, parts = jax.lax.scan(partial(minibatch_step, permutation), carry, jnp.arange(num_minibatches))
+        return carry, jax.tree.map(jnp.mean, parts) | {"outer/epochs": jnp.ones(())}
+
+    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
+        learned, stopped = carry
+        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
+        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
+        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
+
+    start, keys = (learner.params, learner.opt_state, learner.proximal), jax.random.split(key, args.update_epochs)
+    if args.target_kl is None:
+        (params, opt_state, proximal), parts = jax.lax.scan(epoch, start, keys)
+    else:
+        ((params, opt_state, proximal), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+    epochs = parts.pop("outer/epochs").sum()
+    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
+    return learner._replace(params=params, opt_state=opt_state, proximal=proximal), metrics
+
+
+def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, old_dist: Any) -> dict:
+    """How far the update moved, on a sample of its observations and their action distributions before it, [n, ...]."""
+    dist, _ = forward(args, network, new.params, obs)
+    kl = jax.lax.pmean(old_dist.kl(dist).mean(), "device")
+    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
+    return {
+        "outer/kl": kl,
+        "outer/ddr": float(args.batch_size) / kl,  # as an integer it need not fit into 32 bits
+        "outer/update_norm": update_norm,
+        "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
+    }
+
+
+def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
+    """A chunk's and device's share of the probe: random rows of [T * N / C, ...] -> [PROBE / (C * devices), ...]."""
+    size, num_parts = batch.target.size, args.num_rollout_chunks * jax.lax.axis_size("device")
+    share = min(size, max(1, PROBE // num_parts)) if args.plasticity_every else 0
+    indices = random_permutation(key, size)(jnp.arange(share))
+    return jax.tree.map(lambda x: x[indices], batch)
+
+
+def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it. -> scalars."""
+    policy, batch = partial(forward, args, network), probe.batch
+    obs = bits.unpack(batch.obs)
+    dist, _ = network.apply(learner.params, obs)
+    if args.norm_adv:
+        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    proximal = learner.proximal and learner.proximal.params
+    entities = jnp.concatenate([x.reshape(x.shape[0], -1).astype(jnp.float32) for x in jax.tree.leaves(obs)], axis=1)
+    return {
+        **layer_metrics(network.hidden(learner.params, obs), args.dormant_tau),
+        **gradient_metrics(lambda part: grad_fn(learner.params, proximal, part)[0], batch),
+        "plasticity/weight_norm": weight_norm(learner.params),
+        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(batch.action) - batch.log_prob),
+        "plasticity/policy_variance": policy_variance(dist),
+        "plasticity/coverage_pca": coverage_pca(entities),
+    }
+
+
+def update(
+    args: Args, env: envs.LevelEnv, network: ActorCritic, state: TrainState, fresh: jax.Array
+) -> tuple[TrainState, dict, Probe]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
+
+    Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
+    the minibatches, all epochs. A minibatch is mixed within its chunk. fresh: uint8 [C, B, bytes], the random levels of
+    this and perhaps the next updates.
+    """
+    behaviour = state.learner
+    next_key, key, mix_key = jax.random.split(state.key, 3)
+    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
+    remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
+    learning_rate = jnp.float32(args.learning_rate * remaining)
+    num_known = round(args.buffer_share * env.num_envs)
+    num_fresh = env.num_envs - num_known
+    turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))
+
+    def one_chunk(learner: Learner, number: jax.Array) -> tuple:
+        rollout_key, shuffle_key, probe_key, level_key = jax.random.split(jax.random.fold_in(key, number), 4)
+        mine = jax.lax.dynamic_slice_in_dim(fresh[number], turn * num_fresh, num_fresh)
+        levels = draw_levels(state.buffer, mine, num_known, level_key)
+        t, last_value, sample, sums = rollout(args, env, network, behaviour.params, levels, rollout_key)
+        advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
+        batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
+        batch, sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batch, sample))
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        return learner, (metrics, sample, take_probe(args, batch, probe_key), sums)
+
+    learner, (metrics, sample, probe, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
+    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    sample, probe = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (sample, probe))
+    metrics |= measure(args, network, behaviour, learner, *sample)
+    sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    metrics |= {
+        f"charts/solve_rate_{kind}": own[3] / own[0] for kind, own in zip(("buffer", "fresh"), sums, strict=True)
+    }
+    # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
+    probe = jax.lax.all_gather(probe, "device", tiled=True)
+    number = probe.target.size
+    mixed = random_permutation(mix_key, max(1, number))(jnp.arange(number))
+    probe = Probe(jax.tree.map(lambda x: x[mixed], probe))
+    return TrainState(learner, state.buffer, next_key, state.update + 1), metrics, probe
+
+
+def sample_levels(args: Args, env: envs.LevelEnv, key: jax.Array, stream: jax.Array, number: jax.Array) -> jax.Array:
+    """Batch `number` of a stream of random levels, by Kinetix's sampler with its no-op filter: this device's share of
+    search_batch. -> uint8 [C, B, bytes]."""
+    key = jax.random.fold_in(jax.random.fold_in(key, stream), number)
+    keys = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
+    num = args.search_batch // (args.num_rollout_chunks * jax.lax.axis_size("device"))
+    return jax.lax.map(lambda key: jax.vmap(env.suite.pack)(env.suite.sample_filtered(key, num)), keys)
+
+
+def play_levels(
+    args: Args, env: envs.LevelEnv, network: ActorCritic, params: Any, levels: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Plays each level [B, bytes] for learnability_steps, or for learnability_episodes side by side.
+
+    -> how many of its episodes succeeded [B], how many ended [B].
+    """
+    window = args.learnability_estimator == "window"
+    copies = 1 if window else args.learnability_episodes
+    num_steps = args.learnability_steps if window else env.suite.max_steps  # by then every episode has ended
+    env = envs.LevelEnv(env.suite, len(levels) * copies)
+    levels = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), jax.vmap(env.suite.unpack)(levels))
+
+    def step(carry: tuple, key: jax.Array) -> tuple:
+        env_state, obs, successes, episodes = carry
+        action_key, env_key = jax.random.split(key)
+        dist, _ = forward(args, network, params, obs)
+        env_state, out = env.step(env_key, env_state, dist.sample(action_key))
+        counted = out.episode.done & (window | (episodes == 0))
+        return (env_state, out.obs, successes + (counted & out.episode.success), episodes + counted), None
+
+    nothing = jnp.zeros(env.num_envs, jnp.int32)
+    carry = (*env.start(levels), nothing, nothing)
+    (_, _, successes, episodes), _ = jax.lax.scan(step, carry, jax.random.split(key, num_steps))
+    return successes.reshape(-1, copies).sum(1), episodes.reshape(-1, copies).sum(1)
+
+
+def learnability(args: Args, successes: jax.Array, episodes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Estimates of p and p (1 - p), NaN where no episode ended. [B], [B] -> [B], [B].
+
+    window: the plug-in estimate, from as many episodes as fitted. episodes: their number n is fixed, so that
+    E[n / (n - 1) p^ (1 - p^)] = p (1 - p).
+    """
+    rate = successes / episodes
+    plug_in = rate * (1 - rate)
+    return rate, plug_in if args.learnability_estimator == "window" else plug_in * episodes / (episodes - 1)
+
+
+def keep_best(kept: Levels, new: Levels) -> Levels:
+    """The best K of [K] and [B] levels, best first; of equal ones those of `kept`."""
+    both = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, new)
+    _, index = jax.lax.top_k(both.score, len(kept.score))
+    return jax.tree.map(lambda x: x[index], both)
+
+
+def no_levels(args: Args, env: envs.LevelEnv) -> Levels:
+    """An empty buffer."""
+    data = jnp.zeros((args.buffer_size, env.suite.level_bytes), jnp.uint8)
+    return Levels(data, jnp.full(args.buffer_size, -jnp.inf), jnp.zeros(args.buffer_size))
+
+
+def score_levels(
+    args: Args,
+    env: envs.LevelEnv,
+    network: ActorCritic,
+    found: tuple,
+    learner: Learner,
+    levels: jax.Array,
+    key: Any,
+    number: jax.Array,
+) -> tuple:
+    """Adds a batch of candidates [C, B, bytes] to what this device's search has found: (the best of them, tally).
+
+    tally [14]: how many were measured, sums of p and of p (1 - p), histogram of p.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), number)
+    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
+
+    def one_chunk(found: tuple, inputs: tuple) -> tuple:
+        (kept, tally), (levels, key) = found, inputs
+        rate, value = learnability(args, *play_levels(args, env, network, learner.params, levels, key))
+        known = jnp.isfinite(rate)
+        # Kinetix's tie-break: of levels that teach nothing, rather those that are solved. NaN would win any sort.
+        score = jnp.where(known, value + 0.001 * rate, -jnp.inf)
+        sums = jnp.stack([jnp.where(known, x, 0.0).sum() for x in (jnp.ones_like(rate), rate, value)])
+        tally += jnp.concatenate([sums, histogram(rate)])
+        return (keep_best(kept, Levels(levels, score, jnp.where(known, rate, 0.0))), tally), None
+
+    return jax.lax.scan(one_chunk, found, (levels, jax.random.split(key, args.num_rollout_chunks)))[0]
+
+
+def histogram(rate: jax.Array) -> jax.Array:
+    """Counts in the bins around RATES, NaN in none. [n] -> [11]."""
+    return (jnp.round(10 * rate)[:, None] == jnp.arange(len(RATES))).sum(0).astype(jnp.float32)
+
+
+def gather_levels(args: Args, found: tuple) -> tuple[Levels, dict[str, jax.Array]]:
+    """The best levels over all devices, on every device; what there is to say of them and of all candidates."""
+    kept, tally = found
+    scores = jax.lax.all_gather(kept.score, "device", tiled=True)
+    score, index = jax.lax.top_k(scores, args.buffer_size)
+    device, row = index // args.buffer_size, index % args.buffer_size
+    mine = device == jax.lax.axis_index("device")
+    # Each has its own rows and zeros for the others': their sum takes no more memory than the buffer.
+    share = lambda x: jnp.where(mine.reshape(-1, *[1] * (x.ndim - 1)), x[row], 0)  # noqa: E731
+    data, rate = jax.lax.psum((share(kept.data).astype(jnp.int32), share(kept.success_rate)), "device")
+    tally = jax.lax.psum(tally, "device")
+    there = score > -jnp.inf
+    mean = lambda x: jnp.where(there, x, 0.0).sum() / there.sum()  # noqa: E731
+    metrics = {
+        "search/measured": tally[0],
+        "search/unmeasured": args.num_candidates - tally[0],
+        "search/success_rate": tally[1] / tally[0],
+        "search/learnability": tally[2] / tally[0],
+        "search/histogram": tally[3:],
+        "buffer/levels": there.sum(),
+        "buffer/success_rate": mean(rate),
+        "buffer/learnability": mean(score - 0.001 * rate),
+        "buffer/learnability_min": jnp.where(there, score - 0.001 * rate, jnp.inf).min(),
+        "buffer/histogram": histogram(jnp.where(there, rate, jnp.nan)),
+    }
+    return Levels(data.astype(jnp.uint8), score, rate), metrics
+
+
+def init_params(suite: kinetix.Kinetix, network: ActorCritic, key: jax.Array) -> Any:
+    """A fresh network's."""
+    _, obs = suite.start(suite.empty_level)
+    return network.init(key, jax.tree.map(lambda x: x[None], obs))
+
+
+def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Array) -> TrainState:
+    """A fresh network and an empty buffer."""
+    network_key, key = jax.random.split(key)
+    params = init_params(env.suite, network, network_key)
+    proximal = None if args.com is None else Proximal(params, jnp.ones(()))
+    learner = Learner(params, ADAM.init(params), proximal)
+    return TrainState(learner, no_levels(args, env), key, jnp.int32(0))
+
+
+class Programs(NamedTuple):
+    """What runs on the devices, jitted. Those of a search work on what the search has found so far on each device."""
+
+    init: Any  # keys -> state
+    update: Any  # state, fresh levels -> state, metrics, probe
+    measured: Any  # learner, probe -> metrics
+    sample: Any  # keys, stream, number -> levels
+    begin: Any  # () -> found
+    score: Any  # found, learner, levels, keys -> found
+    gather: Any  # found -> buffer, metrics
+
+
+def memory(args: Args, env: envs.LevelEnv, state: TrainState, chunks: int) -> dict[str, int]:
+    """Bytes that an update in so many chunks or a search holds at its largest, over all devices."""
+    started, obs = jax.eval_shape(lambda level: env.suite.start(level), env.suite.empty_level)
+    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    level, numbers = hardware.tree_bytes(started), sum(x.size for x in jax.tree.leaves(obs))
+    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
+    chunk = args.num_seeds * max(args.num_envs, 2 * args.search_batch, copies * args.search_batch) // chunks
+    transition = hardware.tree_bytes(packed) + 4 * (env.action_dim + 6) + 2
+    return {
+        "learner": 4 * args.num_devices * hardware.tree_bytes(state.learner),  # with gradients, and old and new
+        "levels": args.num_devices * 3 * hardware.tree_bytes(state.buffer)
+        + 2 * args.search_batch * env.suite.level_bytes,
+        "environments": chunk * (3 * level + 2 * hardware.tree_bytes(obs) + 4 * ACTIVATIONS[args.network]),
+        "rollout": args.num_seeds * args.num_envs // chunks * args.num_steps * transition,
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + 2 * ACTIVATIONS[args.network]),
+    }
+
+
+def settle_search(args: Args) -> Args:
+    """Fills in --num-devices and --search-batch; refuses sizes of a search that do not fit each other."""
+    chunk = args.num_envs // args.num_rollout_chunks
+    num_devices = len(hardware.choose_devices(args.num_devices, chunk, args.minibatch_size))
+    parts = args.num_rollout_chunks * num_devices
+    each = args.num_envs // parts
+    unit = parts * ((each - round(args.buffer_share * each)) or each)
+    batch = args.search_batch or unit * -(-256 // unit)
+    for name, value, divisor, why in (
+        ("search_batch", batch, unit, f"the {unit} fresh levels of an update"),
+        ("num_candidates", args.num_candidates, batch, f"the {batch} levels of --search-batch"),
+    ):
+        if value % divisor:
+            near = " or ".join(str(n) for n in (value // divisor * divisor, -(-value // divisor) * divisor) if n)
+            raise arguments.UsageError(f"{arguments.flag(name)} {value}: must be a multiple of {why}; {near} would do")
+    return replace(args, num_devices=num_devices, search_batch=batch)  # --resume has to use the same
+
+
+def build(args: Args) -> tuple:
+    """Puts the functions above on the devices: learner and buffer replicated, environments and candidates split,
+    several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
+    args = settle_search(args)
+    suite = kinetix.make_entities(args.size)
+    env = envs.LevelEnv(suite, args.num_envs // args.num_rollout_chunks // args.num_devices)
+    network = ActorCritic(suite, MODELS[args.network])
+    mesh, many = Mesh(np.array(jax.devices()[: args.num_devices]), ("device",)), args.num_seeds > 1
+    seeds = jax.vmap if many else lambda function, in_axes=0: function
+    chunks, rows = (P(None, None, "device"), P(None, "device")) if many else (P(None, "device"), P("device"))
+
+    def on_devices(function: Any, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    def begin() -> tuple:
+        found = no_levels(args, env), jnp.zeros(3 + len(RATES))
+        return jax.tree.map(lambda x: jnp.stack([x] * args.num_seeds), found) if many else found
+
+    # The tally of a device is a row for `rows`, too.
+    one_row = lambda found: (found[0], found[1][None])  # noqa: E731
+    no_row = lambda found: (found[0], found[1][0])  # noqa: E731
+    score = partial(score_levels, args, env, network)
+    programs = Programs(
+        init=on_devices(seeds(partial(init_state, args, env, network)), P(), P()),
+        update=on_devices(seeds(partial(update, args, env, network)), (P(), chunks), P(), donate=(0,)),
+        measured=on_devices(seeds(partial(plasticity, args, network)), P(), P()),
+        sample=on_devices(seeds(partial(sample_levels, args, env), in_axes=(0, None, None)), P(), chunks),
+        begin=on_devices(lambda: (begin()[0], begin()[1][..., None, :]), (), rows),
+        score=on_devices(
+            seeds(lambda found, *inputs: one_row(score(no_row(found), *inputs)), in_axes=(0, 0, 0, 0, None)),
+            (rows, P(), chunks, P(), P()),
+            rows,
+            donate=(0,),
+        ),
+        gather=on_devices(seeds(lambda found: gather_levels(args, no_row(found))), (rows,), P()),
+    )
+    keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
+    keys = hardware.replicate(keys if many else keys[0], mesh)
+    return args, env, network, programs, keys
+
+
+def search(args: Args, env: envs.LevelEnv, programs: Programs, run: runs.Run, state: TrainState, keys: Any) -> Levels:
+    """What the buffer is to hold from now on: samples and scores batch after batch of candidates, keeping the best."""
+    began, number = time.perf_counter(), int(np.ravel(state.update)[0]) + 1
+    batches = args.num_candidates // args.search_batch
+    found, first = programs.begin(), (number - 1) // args.buffer_every * batches
+    for i in tqdm(range(first, first + batches), "searching", leave=False, disable=None if run.is_main else True):
+        levels = programs.sample(keys, CANDIDATES, i)
+        # Waited for: a queue of batches would hold the levels of all of them.
+        found = jax.block_until_ready(programs.score(found, state.learner, levels, state.key, i))
+    buffer, metrics = programs.gather(found)
+    metrics = jax.device_get(metrics)
+    if not np.all(metrics["buffer/levels"]):
+        raise arguments.UsageError(
+            f"--learnability-steps {args.learnability_steps}: on none of {args.num_candidates} levels did an episode "
+            f"end; an episode has at most {env.suite.max_steps} steps"
+        )
+    window = args.learnability_estimator == "window"
+    steps = args.learnability_steps if window else args.learnability_episodes * env.suite.max_steps
+    seconds = time.perf_counter() - began
+    metrics |= {"search/seconds": seconds, "search/SPS": args.num_seeds * args.num_candidates * steps / seconds}
+    counts = {name: metrics.pop(f"{name}/histogram") for name in ("search", "buffer")}
+    run.log_now(number, lambda: metrics)
+    for name, rates in counts.items():
+        run.histogram(number, f"{name}/success_rates", rates, np.append(RATES, 1.1) - 0.05)
+    return buffer
+
+
+def make_player(args: Args, network: ActorCritic) -> evaluation.LevelPlayer:
+    """Plays the random and the hand-designed levels of --eval-sizes (made at their first use, then cached on disk)."""
+    wanted = args.eval_sizes if args.num_eval_episodes or args.capture_video else ()
+    sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in wanted}
+    return evaluation.LevelPlayer(args, sets, lambda learner, obs: forward(args, network, learner.params, obs)[0])
+
+
+def film(args: Args, run: runs.Run, player: evaluation.LevelPlayer, learner: Learner) -> None:
+    """Gifs of the policy on hand-designed levels."""
+    for size, (suite, names) in player.sets.items():
+        chosen = [name.partition("/")[2] for name in args.video_levels if name.startswith(f"{size}/")]
+        chosen = chosen if args.video_levels else names[:2]
+        run.videos({f"{size}-{name}": names.index(name) for name in chosen}, partial(player.video, learner, suite))
+
+
+def film_buffer(args: Args, run: runs.Run, player: evaluation.LevelPlayer, state: TrainState, suite: Any) -> None:
+    """Gifs of the policy on the most learnable levels of the (first seed's) buffer."""
+    buffer = evaluation.on_one_device(state.buffer)
+    buffer = jax.tree.map(lambda x: x[0], buffer) if args.num_seeds > 1 else buffer
+    best = int(min(args.video_buffer_levels, (buffer.score > -jnp.inf).sum()))
+    if best:
+        suite = suite.on(jax.device_get(jax.vmap(suite.unpack)(buffer.data[:best])))
+        run.videos({f"buffer-{i}": i for i in range(best)}, partial(player.video, state.learner, suite))
+
+
+def evaluate(args: Args) -> Path:
+    """--evaluate: scores, and with --capture-video gifs, of a checkpoint. Returns the folder where they are."""
+    published, update = kinetix.is_published(args.evaluate), 0
+    if not published:
+        _, record, updates = checkpoints.find_checkpoint(args.evaluate, "--evaluate")
+        if not set(TRAINED_WITH) <= record["args"].keys():
+            raise arguments.UsageError(
+                f"--evaluate {args.evaluate}: a run of {record['script']}.py, not of this script"
+            )
+        theirs = {name: record["args"][name] for name in TRAINED_WITH}
+        args, update = replace(args, minibatch_size=None, num_minibatches=None, **theirs), updates[-1]
+    suite = kinetix.make_entities(args.size)
+    if published:
+        params, model = kinetix.load_published(args.evaluate)
+        network = ActorCritic(suite, MODELS["transformer"] | model)
+    else:
+        network = ActorCritic(suite, MODELS[args.network])
+        init = partial(init_params, suite, network)
+        keys = jax.random.split(jax.random.key(0), args.num_seeds)
+        like = jax.jit(jax.vmap(init))(keys) if args.num_seeds > 1 else jax.jit(init)(keys[0])
+        like = {"learner": {"params": like}}
+        params = checkpoints.load(args.evaluate, like, by="--evaluate")["learner"]["params"]
+    learner, player = Learner(params, None, None), make_player(args, network)
+    run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size)
+    with run:
+        scores = player.scores(learner, update)
+        run.log_now(update, lambda: scores)
+        if args.capture_video:
+            film(args, run, player, learner)
+    print(evaluation.level_table(scores))
+    run.finish()
+    return run.path
+
+
+def train(args: Args) -> Path:
+    """Runs one training from start (or checkpoint) to end; returns the run's folder."""
+    hardware.start(args)
+    if args.evaluate:
+        return evaluate(args)
+    args, env, network, programs, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
+    hardware.fit(args, env, partial(memory, args, env, jax.eval_shape(programs.init, keys)))
+    print(arguments.describe(args))
+
+    player = make_player(args, network)
+    state = programs.init(keys)
+    if args.init_from and not args.resume:
+        known = checkpoints.contains(args.init_from, "learner/proximal")
+        like = state.learner if known else state.learner._replace(proximal=None)
+        learner = checkpoints.load(args.init_from, {"learner": like}, args, SAME)["learner"]
+        if not known:  # a run of PPO: as at the start of any run, the proximal policy is the policy
+            copy = jax.tree.map(jnp.copy, learner.params)
+            learner = learner._replace(proximal=state.learner.proximal and state.learner.proximal._replace(params=copy))
+        state = state._replace(learner=learner)
+    run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
+    state, start = run.restore(state)
+
+    num_fresh = args.num_envs - round(args.buffer_share * env.num_envs) * (args.num_envs // env.num_envs)
+    turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
+    batch = lambda number: programs.sample(keys, FRESH, (number - 1) // turns)  # noqa: E731
+    fresh = batch(start + 1)
+    compiled_update = run.compile(programs.update, state, fresh)
+    with run:
+        for number in range(start + 1, args.num_updates + 1):
+            if args.buffer_share and (number - 1) % args.buffer_every == 0:
+                state = state._replace(buffer=search(args, env, programs, run, state, keys))
+            if number > start + 1 and (number - 1) % turns == 0:
+                fresh = batch(number)
+            state, metrics, probe = compiled_update(state, fresh)
+            if run.plasticity_due(number):
+                metrics |= programs.measured(state.learner, probe)
+            run.log(number, metrics)
+            if run.should_stop or run.checkpoint_due(number):
+                run.save(number, state)
+            if run.should_stop:
+                break
+            if run.eval_due(number):
+                run.log_now(number, player.scores, state.learner, number)
+        if args.capture_video and not run.should_stop:
+            film(args, run, player, state.learner)
+            film_buffer(args, run, player, state, env.suite)
+    run.finish()
+    return run.path
+
+
+if __name__ == "__main__":
+    runs.main(train, Args)
