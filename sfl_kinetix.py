@@ -42,12 +42,14 @@ from common.metrics import (
 )
 from common.shuffle import random_permutation
 from common.suites import kinetix
+from common.suites.kinetix_network import MODELS, ActorCritic
 
 PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
 KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
 SAME = ("network",)  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
+TIE_BREAK = 0.001  # times p, added to p (1 - p)
 RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
 
 
@@ -76,8 +78,8 @@ class Args(RunArgs):
     buffer_share: float = 0.5
     """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
     learnability_estimator: Literal["window", "episodes"] = "window"
-    """window: p of the episodes that end within --learnability-steps, as in the papers; biased, as quick successes count
-    more often than slow failures. episodes: p (1 - p) from --learnability-episodes on each level, unbiased."""
+    """window: p of the episodes that end within --learnability-steps, as in the papers; biased, as quick successes
+    count more often than slow failures. episodes: p (1 - p) from --learnability-episodes on each level, unbiased."""
     learnability_steps: int = 512
     """L: steps on each candidate (window)."""
     learnability_episodes: int = 4
@@ -147,7 +149,7 @@ class Args(RunArgs):
     capture_video: bool = False
     """Save gifs of the final policy on --video-levels and on the most learnable levels of the buffer."""
     video_levels: tuple[str, ...] = ()
-    """Hand-designed levels, such as s/h0_weak_thrust; by default the first two of each of --eval-sizes."""
+    """Hand-designed levels, such as s/h0_weak_thrust; by default one of each of --eval-sizes."""
     video_buffer_levels: int = 3
     """How many levels of the buffer."""
 
@@ -184,53 +186,10 @@ class Args(RunArgs):
         return self.total_timesteps // self.batch_size
 
 
-# What Kinetix's configs/ have for the two networks.
-TRANSFORMER = dict(
-    actor_width=128, critic_width=128, actor_depth=5, critic_depth=5, activation="tanh", recurrent_model=False,
-    num_heads=8, dropout_prob=0.0, permutation_invariant_mlp=False, transformer_depth=2, transformer_size=16,
-    transformer_encoder_size=128, aggregate_mode="dummy_and_mean", full_attention_mask=False, transformer_ffn=False,
-    multilayer_joint_thruster_mixing=False, joint_thruster_block_num_layers=2,
-    joint_thruster_block_hidden_dim_multiplication=4,
-)  # fmt: skip
-PERMUTATION_INVARIANT = dict(
-    permutation_invariant_mlp=True, symbolic_embedding_dim=256, encoder_size=64, separate_actor_critic=False
-)
-MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
-# Numbers that they hold at a time for an observation of size L (compared with XLA's own account).
+# Numbers that a network holds at a time for an observation, of size L.
 ACTIVATIONS = {"transformer": 40_000, "permutation-invariant": 12_000}
+# What --evaluate takes over from a run.
 TRAINED_WITH = ("env_id", "network", "num_seeds", "num_envs", "num_steps", "total_timesteps", "buffer_share")
-
-
-class ActorCritic:
-    """Kinetix's network, feed-forward. Entities [B, ...] -> action distribution, values [B].
-
-    model: options of `kinetix.models.make_network_from_config`, such as those of a published checkpoint.
-    """
-
-    def __init__(self, suite: kinetix.Kinetix, model: dict[str, Any]):
-        self._module, self._nvec = kinetix.make_network(suite, model), suite.action_space.nvec
-
-    def init(self, key: jax.Array, obs: Any) -> Any:
-        return self._module.init(key, None, self._inputs(obs))
-
-    def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
-        _, dist, value = self._module.apply(params, None, self._inputs(obs))
-        logits = jnp.concatenate([each.logits[0] for each in dist.distributions], axis=-1)
-        return Categorical(logits, self._nvec), value[0]
-
-    def hidden(self, params: Any, obs: Any) -> dict[str, Any]:
-        """Activations [B, width] of the dense layers after the entities' embedding, of the actor and of the critic."""
-        inner = lambda module, _: type(module).__name__ == "DenseAndActivation"  # noqa: E731
-        _, found = self._module.apply(params, None, self._inputs(obs), capture_intermediates=inner, mutable=True)
-        layers = [x[0] for x in jax.tree.leaves(found["intermediates"])]
-        half = len(layers) // 2
-        return {"actor": {"hidden": layers[:half]}, "critic": {"hidden": layers[half:]}}
-
-    @staticmethod
-    def _inputs(obs: Any) -> tuple[Any, jax.Array]:
-        """Kinetix's networks want a leading time axis, and to know where episodes begin (for a recurrent network)."""
-        obs = jax.tree.map(lambda x: x[None], obs)
-        return obs, jnp.zeros(obs.polygons.shape[:2], bool)
 
 
 class Proximal(NamedTuple):
@@ -254,6 +213,13 @@ class Levels(NamedTuple):
     data: jax.Array  # uint8 [K, bytes], see Kinetix.pack
     score: jax.Array  # [K]
     success_rate: jax.Array  # [K], when they were scored
+
+
+class Found(NamedTuple):
+    """What a search has found so far, on one device."""
+
+    best: Levels
+    tally: jax.Array  # [1, 14]: how many levels were measured, sums of p and of p (1 - p), histogram of p
 
 
 class TrainState(NamedTuple):
@@ -622,30 +588,27 @@ def score_levels(
     args: Args,
     env: envs.LevelEnv,
     network: ActorCritic,
-    found: tuple,
+    found: Found,
     learner: Learner,
     levels: jax.Array,
-    key: Any,
+    key: jax.Array,
     number: jax.Array,
-) -> tuple:
-    """Adds a batch of candidates [C, B, bytes] to what this device's search has found: (the best of them, tally).
-
-    tally [14]: how many were measured, sums of p and of p (1 - p), histogram of p.
-    """
+) -> Found:
+    """Adds batch `number` of the candidates, [C, B, bytes] on this device, to what was found before."""
     key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), number)
-    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
+    keys = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
 
-    def one_chunk(found: tuple, inputs: tuple) -> tuple:
-        (kept, tally), (levels, key) = found, inputs
+    def one_chunk(found: Found, inputs: tuple) -> tuple[Found, None]:
+        levels, key = inputs
         rate, value = learnability(args, *play_levels(args, env, network, learner.params, levels, key))
         known = jnp.isfinite(rate)
         # Kinetix's tie-break: of levels that teach nothing, rather those that are solved. NaN would win any sort.
-        score = jnp.where(known, value + 0.001 * rate, -jnp.inf)
+        score = jnp.where(known, value + TIE_BREAK * rate, -jnp.inf)
+        best = keep_best(found.best, Levels(levels, score, jnp.where(known, rate, 0.0)))
         sums = jnp.stack([jnp.where(known, x, 0.0).sum() for x in (jnp.ones_like(rate), rate, value)])
-        tally += jnp.concatenate([sums, histogram(rate)])
-        return (keep_best(kept, Levels(levels, score, jnp.where(known, rate, 0.0))), tally), None
+        return Found(best, found.tally + jnp.concatenate([sums, histogram(rate)])), None
 
-    return jax.lax.scan(one_chunk, found, (levels, jax.random.split(key, args.num_rollout_chunks)))[0]
+    return jax.lax.scan(one_chunk, found, (levels, keys))[0]
 
 
 def histogram(rate: jax.Array) -> jax.Array:
@@ -653,9 +616,9 @@ def histogram(rate: jax.Array) -> jax.Array:
     return (jnp.round(10 * rate)[:, None] == jnp.arange(len(RATES))).sum(0).astype(jnp.float32)
 
 
-def gather_levels(args: Args, found: tuple) -> tuple[Levels, dict[str, jax.Array]]:
+def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array]]:
     """The best levels over all devices, on every device; what there is to say of them and of all candidates."""
-    kept, tally = found
+    kept, tally = found.best, jax.lax.psum(found.tally[0], "device")
     scores = jax.lax.all_gather(kept.score, "device", tiled=True)
     score, index = jax.lax.top_k(scores, args.buffer_size)
     device, row = index // args.buffer_size, index % args.buffer_size
@@ -663,8 +626,8 @@ def gather_levels(args: Args, found: tuple) -> tuple[Levels, dict[str, jax.Array
     # Each has its own rows and zeros for the others': their sum takes no more memory than the buffer.
     share = lambda x: jnp.where(mine.reshape(-1, *[1] * (x.ndim - 1)), x[row], 0)  # noqa: E731
     data, rate = jax.lax.psum((share(kept.data).astype(jnp.int32), share(kept.success_rate)), "device")
-    tally = jax.lax.psum(tally, "device")
     there = score > -jnp.inf
+    value = jnp.where(there, score - TIE_BREAK * rate, jnp.inf)
     mean = lambda x: jnp.where(there, x, 0.0).sum() / there.sum()  # noqa: E731
     metrics = {
         "search/measured": tally[0],
@@ -674,8 +637,8 @@ def gather_levels(args: Args, found: tuple) -> tuple[Levels, dict[str, jax.Array
         "search/histogram": tally[3:],
         "buffer/levels": there.sum(),
         "buffer/success_rate": mean(rate),
-        "buffer/learnability": mean(score - 0.001 * rate),
-        "buffer/learnability_min": jnp.where(there, score - 0.001 * rate, jnp.inf).min(),
+        "buffer/learnability": mean(value),
+        "buffer/learnability_min": value.min(),
         "buffer/histogram": histogram(jnp.where(there, rate, jnp.nan)),
     }
     return Levels(data.astype(jnp.uint8), score, rate), metrics
@@ -697,61 +660,27 @@ def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Ar
 
 
 class Programs(NamedTuple):
-    """What runs on the devices, jitted. Those of a search work on what the search has found so far on each device."""
+    """What runs on the devices, jitted."""
 
     init: Any  # keys -> state
     update: Any  # state, fresh levels -> state, metrics, probe
     measured: Any  # learner, probe -> metrics
     sample: Any  # keys, stream, number -> levels
-    begin: Any  # () -> found
-    score: Any  # found, learner, levels, keys -> found
+    begin: Any  # keys -> found, nothing so far
+    score: Any  # found, learner, levels, keys, number of the batch -> found
     gather: Any  # found -> buffer, metrics
-
-
-def memory(args: Args, env: envs.LevelEnv, state: TrainState, chunks: int) -> dict[str, int]:
-    """Bytes that an update in so many chunks or a search holds at its largest, over all devices."""
-    started, obs = jax.eval_shape(lambda level: env.suite.start(level), env.suite.empty_level)
-    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
-    level, numbers = hardware.tree_bytes(started), sum(x.size for x in jax.tree.leaves(obs))
-    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
-    chunk = args.num_seeds * max(args.num_envs, 2 * args.search_batch, copies * args.search_batch) // chunks
-    transition = hardware.tree_bytes(packed) + 4 * (env.action_dim + 6) + 2
-    return {
-        "learner": 4 * args.num_devices * hardware.tree_bytes(state.learner),  # with gradients, and old and new
-        "levels": args.num_devices * 3 * hardware.tree_bytes(state.buffer)
-        + 2 * args.search_batch * env.suite.level_bytes,
-        "environments": chunk * (3 * level + 2 * hardware.tree_bytes(obs) + 4 * ACTIVATIONS[args.network]),
-        "rollout": args.num_seeds * args.num_envs // chunks * args.num_steps * transition,
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + 2 * ACTIVATIONS[args.network]),
-    }
-
-
-def settle_search(args: Args) -> Args:
-    """Fills in --num-devices and --search-batch; refuses sizes of a search that do not fit each other."""
-    chunk = args.num_envs // args.num_rollout_chunks
-    num_devices = len(hardware.choose_devices(args.num_devices, chunk, args.minibatch_size))
-    parts = args.num_rollout_chunks * num_devices
-    each = args.num_envs // parts
-    unit = parts * ((each - round(args.buffer_share * each)) or each)
-    batch = args.search_batch or unit * -(-256 // unit)
-    for name, value, divisor, why in (
-        ("search_batch", batch, unit, f"the {unit} fresh levels of an update"),
-        ("num_candidates", args.num_candidates, batch, f"the {batch} levels of --search-batch"),
-    ):
-        if value % divisor:
-            near = " or ".join(str(n) for n in (value // divisor * divisor, -(-value // divisor) * divisor) if n)
-            raise arguments.UsageError(f"{arguments.flag(name)} {value}: must be a multiple of {why}; {near} would do")
-    return replace(args, num_devices=num_devices, search_batch=batch)  # --resume has to use the same
 
 
 def build(args: Args) -> tuple:
     """Puts the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
-    args = settle_search(args)
+    chunk = args.num_envs // args.num_rollout_chunks
+    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    args = arguments.settle_search(args, len(devices))  # --resume has to use as many
     suite = kinetix.make_entities(args.size)
-    env = envs.LevelEnv(suite, args.num_envs // args.num_rollout_chunks // args.num_devices)
+    env = envs.LevelEnv(suite, chunk // len(devices))
     network = ActorCritic(suite, MODELS[args.network])
-    mesh, many = Mesh(np.array(jax.devices()[: args.num_devices]), ("device",)), args.num_seeds > 1
+    mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
     seeds = jax.vmap if many else lambda function, in_axes=0: function
     chunks, rows = (P(None, None, "device"), P(None, "device")) if many else (P(None, "device"), P("device"))
 
@@ -759,38 +688,28 @@ def build(args: Args) -> tuple:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, donate_argnums=donate)
 
-    def begin() -> tuple:
-        found = no_levels(args, env), jnp.zeros(3 + len(RATES))
-        return jax.tree.map(lambda x: jnp.stack([x] * args.num_seeds), found) if many else found
-
-    # The tally of a device is a row for `rows`, too.
-    one_row = lambda found: (found[0], found[1][None])  # noqa: E731
-    no_row = lambda found: (found[0], found[1][0])  # noqa: E731
-    score = partial(score_levels, args, env, network)
+    score = seeds(partial(score_levels, args, env, network), in_axes=(0, 0, 0, 0, None))
     programs = Programs(
         init=on_devices(seeds(partial(init_state, args, env, network)), P(), P()),
         update=on_devices(seeds(partial(update, args, env, network)), (P(), chunks), P(), donate=(0,)),
         measured=on_devices(seeds(partial(plasticity, args, network)), P(), P()),
         sample=on_devices(seeds(partial(sample_levels, args, env), in_axes=(0, None, None)), P(), chunks),
-        begin=on_devices(lambda: (begin()[0], begin()[1][..., None, :]), (), rows),
-        score=on_devices(
-            seeds(lambda found, *inputs: one_row(score(no_row(found), *inputs)), in_axes=(0, 0, 0, 0, None)),
-            (rows, P(), chunks, P(), P()),
-            rows,
-            donate=(0,),
-        ),
-        gather=on_devices(seeds(lambda found: gather_levels(args, no_row(found))), (rows,), P()),
+        begin=on_devices(seeds(lambda _: Found(no_levels(args, env), jnp.zeros((1, 3 + len(RATES))))), P(), rows),
+        score=on_devices(score, (rows, P(), chunks, P(), P()), rows, donate=(0,)),
+        gather=on_devices(seeds(partial(gather_levels, args)), rows, P()),
     )
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
     keys = hardware.replicate(keys if many else keys[0], mesh)
     return args, env, network, programs, keys
 
 
-def search(args: Args, env: envs.LevelEnv, programs: Programs, run: runs.Run, state: TrainState, keys: Any) -> Levels:
-    """What the buffer is to hold from now on: samples and scores batch after batch of candidates, keeping the best."""
-    began, number = time.perf_counter(), int(np.ravel(state.update)[0]) + 1
-    batches = args.num_candidates // args.search_batch
-    found, first = programs.begin(), (number - 1) // args.buffer_every * batches
+def search(
+    args: Args, env: envs.LevelEnv, programs: Programs, run: runs.Run, state: TrainState, number: int, keys: Any
+) -> Levels:
+    """The buffer from update `number` on: samples and scores batch after batch of candidates, keeping the best."""
+    run.wait()
+    began, batches = time.perf_counter(), args.num_candidates // args.search_batch
+    found, first = programs.begin(keys), (number - 1) // args.buffer_every * batches
     for i in tqdm(range(first, first + batches), "searching", leave=False, disable=None if run.is_main else True):
         levels = programs.sample(keys, CANDIDATES, i)
         # Waited for: a queue of batches would hold the levels of all of them.
@@ -818,24 +737,6 @@ def make_player(args: Args, network: ActorCritic) -> evaluation.LevelPlayer:
     wanted = args.eval_sizes if args.num_eval_episodes or args.capture_video else ()
     sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in wanted}
     return evaluation.LevelPlayer(args, sets, lambda learner, obs: forward(args, network, learner.params, obs)[0])
-
-
-def film(args: Args, run: runs.Run, player: evaluation.LevelPlayer, learner: Learner) -> None:
-    """Gifs of the policy on hand-designed levels."""
-    for size, (suite, names) in player.sets.items():
-        chosen = [name.partition("/")[2] for name in args.video_levels if name.startswith(f"{size}/")]
-        chosen = chosen if args.video_levels else names[:2]
-        run.videos({f"{size}-{name}": names.index(name) for name in chosen}, partial(player.video, learner, suite))
-
-
-def film_buffer(args: Args, run: runs.Run, player: evaluation.LevelPlayer, state: TrainState, suite: Any) -> None:
-    """Gifs of the policy on the most learnable levels of the (first seed's) buffer."""
-    buffer = evaluation.on_one_device(state.buffer)
-    buffer = jax.tree.map(lambda x: x[0], buffer) if args.num_seeds > 1 else buffer
-    best = int(min(args.video_buffer_levels, (buffer.score > -jnp.inf).sum()))
-    if best:
-        suite = suite.on(jax.device_get(jax.vmap(suite.unpack)(buffer.data[:best])))
-        run.videos({f"buffer-{i}": i for i in range(best)}, partial(player.video, state.learner, suite))
 
 
 def evaluate(args: Args) -> Path:
@@ -866,7 +767,7 @@ def evaluate(args: Args) -> Path:
         scores = player.scores(learner, update)
         run.log_now(update, lambda: scores)
         if args.capture_video:
-            film(args, run, player, learner)
+            player.film(run, learner, args.video_levels)
     print(evaluation.level_table(scores))
     run.finish()
     return run.path
@@ -878,7 +779,8 @@ def train(args: Args) -> Path:
     if args.evaluate:
         return evaluate(args)
     args, env, network, programs, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
-    hardware.fit(args, env, partial(memory, args, env, jax.eval_shape(programs.init, keys)))
+    shapes = jax.eval_shape(programs.init, keys)
+    hardware.fit(args, env, partial(hardware.estimate_levels_memory, args, env, shapes, ACTIVATIONS[args.network]))
     print(arguments.describe(args))
 
     player = make_player(args, network)
@@ -902,7 +804,7 @@ def train(args: Args) -> Path:
     with run:
         for number in range(start + 1, args.num_updates + 1):
             if args.buffer_share and (number - 1) % args.buffer_every == 0:
-                state = state._replace(buffer=search(args, env, programs, run, state, keys))
+                state = state._replace(buffer=search(args, env, programs, run, state, number, keys))
             if number > start + 1 and (number - 1) % turns == 0:
                 fresh = batch(number)
             state, metrics, probe = compiled_update(state, fresh)
@@ -916,8 +818,10 @@ def train(args: Args) -> Path:
             if run.eval_due(number):
                 run.log_now(number, player.scores, state.learner, number)
         if args.capture_video and not run.should_stop:
-            film(args, run, player, state.learner)
-            film_buffer(args, run, player, state, env.suite)
+            player.film(run, state.learner, args.video_levels)
+            best = evaluation.on_one_device(state.buffer.data).reshape(-1, env.suite.level_bytes)
+            best = env.suite.on(jax.device_get(jax.vmap(env.suite.unpack)(best[: args.video_buffer_levels])))
+            player.film_on(run, state.learner, best, {f"buffer-{i}": i for i in range(best.num_levels)})
     run.finish()
     return run.path
 

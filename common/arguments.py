@@ -178,6 +178,22 @@ def settle_minibatches(args: Any, default_size: int) -> None:
         )
 
 
+def settle_search(args: Any, num_devices: int) -> Any:
+    """Fills in num_devices and search_batch; refuses sizes of a search for levels that do not fit each other."""
+    parts = args.num_rollout_chunks * num_devices
+    each = args.num_envs // parts
+    unit = parts * ((each - round(args.buffer_share * each)) or each)
+    batch = args.search_batch or unit * -(-256 // unit)
+    for name, value, divisor, why in (
+        ("search_batch", batch, unit, f"the {unit} fresh levels of an update"),
+        ("num_candidates", args.num_candidates, batch, f"the {batch} levels of --search-batch"),
+    ):
+        if value % divisor:
+            near = " or ".join(str(n) for n in (value // divisor * divisor, -(-value // divisor) * divisor) if n)
+            raise UsageError(f"{flag(name)} {value}: must be a multiple of {why}; {near} would do")
+    return dataclasses.replace(args, num_devices=num_devices, search_batch=batch)
+
+
 def apply_scaling(args: Any) -> Any:
     """--scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
     if args.scaling is None:

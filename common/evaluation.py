@@ -1,7 +1,7 @@
 """Playing episodes with a fixed policy: scores and pictures."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -99,8 +99,8 @@ class LevelPlayer:
 
     def scores(self, learner: Any, update: int) -> dict[str, np.ndarray]:
         """Means over attempts and levels: eval/random_s/solve_rate, ..., eval/hand_designed_s/..., over all groups of a
-        kind eval/random/..., eval/hand_designed/..., of each hand-designed level levels/s/<name>/solve_rate, ...; random
-        levels of the training's size also as eval/solve_rate, .... Each [] or [num_seeds]."""
+        kind eval/random/..., eval/hand_designed/..., of each hand-designed level levels/s/<name>/solve_rate, ...;
+        random levels of the training's size also as eval/solve_rate, .... Each [] or [num_seeds]."""
         learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
         values: dict[str, list[np.ndarray]] = {}
         found: dict[str, np.ndarray] = {}
@@ -116,11 +116,20 @@ class LevelPlayer:
         main = {f"eval/{key.removeprefix(self._main)}": x for key, x in means.items() if key.startswith(self._main)}
         return main | means | found
 
-    def video(self, learner: Any, suite: Any, levels: Sequence[int]) -> list[list[np.ndarray]]:
-        """Pictures of an episode of the (first) learner on each of these levels of a suite."""
+    def film(self, run: Any, learner: Any, wanted: Sequence[str]) -> None:
+        """Saves gifs of an episode on each of the hand-designed levels `wanted`, or on the first of each group."""
+        for group, (suite, names) in self.sets.items():
+            chosen = [name for name in wanted if name.startswith(f"{group}/")] if wanted else [f"{group}/{names[0]}"]
+            self.film_on(run, learner, suite, {name: names.index(name.partition("/")[2]) for name in chosen})
+
+    def film_on(self, run: Any, learner: Any, suite: Any, levels: dict[str, int]) -> None:
+        """Saves gifs of an episode of the (first) learner on levels of a suite, by name."""
         learner = on_one_device(learner)
         learner = jax.tree.map(lambda x: x[0], learner) if self._many else learner
-        return record_levels(suite, levels, partial(self._act, learner), self._key)
+        # All together when the first is needed, where `video` sees to it that a failure costs no more than the gifs.
+        films = cache(lambda: record_levels(suite, list(levels.values()), partial(self._act, learner), self._key))
+        for i, name in enumerate(levels):
+            run.video(name, lambda i=i: films()[i])
 
 
 def level_table(scores: dict[str, np.ndarray]) -> str:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from common import bits
 from common.arguments import UsageError
 
 
@@ -182,6 +183,25 @@ def estimate_memory(args: Any, env: Any, state: Any, floats: int, activations: i
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
         # One as floats, and what is kept of it for the gradient.
         "minibatch": 4 * args.num_seeds * args.minibatch_size * (size + 2 * activations),
+    }
+
+
+def estimate_levels_memory(args: Any, env: Any, state: Any, activations: int, chunks: int) -> dict[str, int]:
+    """As `estimate_memory`, of environments that begin anew in each update (envs.LevelEnv, sfl_kinetix.py), and of the
+    search for their levels. state: shapes of the learner and the buffer, all seeds."""
+    level, obs = jax.eval_shape(env.suite.start, env.suite.empty_level)
+    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    numbers, copies = sum(x.size for x in jax.tree.leaves(obs)), 1
+    if args.learnability_estimator == "episodes":
+        copies = args.learnability_episodes
+    playing = args.num_seeds * max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
+    rollout = args.num_seeds * args.num_envs // chunks * args.num_steps
+    return {
+        "learner": 4 * args.num_devices * tree_bytes(state.learner),
+        "levels": 3 * args.num_devices * tree_bytes(state.buffer) + 2 * args.search_batch * env.suite.level_bytes,
+        "environments": playing * (3 * tree_bytes(level) + 2 * tree_bytes(obs) + 4 * activations),
+        "rollout": rollout * (tree_bytes(packed) + 4 * (env.action_dim + 6) + 2),
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + 2 * activations),
     }
 
 

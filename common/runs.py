@@ -506,11 +506,10 @@ class Run:
         if self._tracker is not None:
             self._tracker.video(f"videos/{name}", file)
 
-    def videos(self, levels: dict[str, int], record: Callable[[list[int]], Sequence[Sequence[np.ndarray]]]) -> None:
-        """`video` for each name -> level, all of them by one record([level, ...])."""
-        frames = functools.cache(lambda: record(list(levels.values())))
-        for i, name in enumerate(levels):
-            self.video(name, lambda i=i: frames()[i])
+    def wait(self) -> None:
+        """Waits for the update that was logged last, so that the time of what comes next is not counted as its own."""
+        pending, self._pending = self._pending, None
+        self._take(pending)
 
     def finish(self) -> None:
         """Prints the summary and saves it with curve.png. Ends the process with 128 + n if signal n stopped the run,

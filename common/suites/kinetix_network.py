@@ -1,0 +1,55 @@
+"""Kinetix's own networks over entities, as the scripts call a network: apply(params, obs) -> distribution, values."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.actions import Categorical
+from common.suites.kinetix import Kinetix, make_network
+
+# What Kinetix's configs/ have for the two networks.
+TRANSFORMER = dict(
+    actor_width=128, critic_width=128, actor_depth=5, critic_depth=5, activation="tanh", recurrent_model=False,
+    num_heads=8, dropout_prob=0.0, permutation_invariant_mlp=False, transformer_depth=2, transformer_size=16,
+    transformer_encoder_size=128, aggregate_mode="dummy_and_mean", full_attention_mask=False, transformer_ffn=False,
+    multilayer_joint_thruster_mixing=False, joint_thruster_block_num_layers=2,
+    joint_thruster_block_hidden_dim_multiplication=4,
+)  # fmt: skip
+PERMUTATION_INVARIANT = dict(
+    permutation_invariant_mlp=True, symbolic_embedding_dim=256, encoder_size=64, separate_actor_critic=False
+)
+MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
+
+
+class ActorCritic:
+    """Kinetix's network, feed-forward. Entities [B, ...] -> action distribution, values [B].
+
+    model: options of `kinetix.models.make_network_from_config`, such as those of a published checkpoint.
+    """
+
+    def __init__(self, suite: Kinetix, model: dict[str, Any]):
+        self._module, self._nvec = make_network(suite, model), suite.action_space.nvec
+
+    def init(self, key: jax.Array, obs: Any) -> Any:
+        """-> parameters, {"params": ...} as in a published checkpoint."""
+        return self._module.init(key, None, self._inputs(obs))
+
+    def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
+        _, dist, value = self._module.apply(params, None, self._inputs(obs))
+        logits = jnp.concatenate([each.logits[0] for each in dist.distributions], axis=-1)
+        return Categorical(logits, self._nvec), value[0]
+
+    def hidden(self, params: Any, obs: Any) -> dict[str, Any]:
+        """Activations [B, width] of the dense layers after the entities' embedding, of the actor and of the critic."""
+        inner = lambda module, _: type(module).__name__ == "DenseAndActivation"  # noqa: E731
+        _, found = self._module.apply(params, None, self._inputs(obs), capture_intermediates=inner, mutable=True)
+        layers = [x[0] for x in jax.tree.leaves(found["intermediates"])]
+        half = len(layers) // 2
+        return {"actor": {"hidden": layers[:half]}, "critic": {"hidden": layers[half:]}}
+
+    @staticmethod
+    def _inputs(obs: Any) -> tuple[Any, jax.Array]:
+        """Kinetix's networks want a leading time axis, and to know where episodes begin (for a recurrent network)."""
+        obs = jax.tree.map(lambda x: x[None], obs)
+        return obs, jnp.zeros(obs.polygons.shape[:2], bool)
