@@ -70,7 +70,7 @@ class Args(RunArgs):
     """Levels that a search looks through."""
     search_batch: int | None = None
     """Levels sampled and scored at a time; memory follows it, not --num-candidates. By default as many as an update has
-    fresh levels, or the least multiple of it that is at least 256."""
+    fresh levels, or if these are few a multiple of them, about 256."""
     buffer_size: int = 1024
     """K: levels that a search keeps."""
     buffer_every: int = 128

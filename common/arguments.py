@@ -183,7 +183,8 @@ def settle_search(args: Any, num_devices: int) -> Any:
     parts = args.num_rollout_chunks * num_devices
     each = args.num_envs // parts
     unit = parts * ((each - round(args.buffer_share * each)) or each)
-    batch = args.search_batch or unit * -(-256 // unit)
+    fitting = [unit * k for k in range(1, args.num_candidates // unit + 1) if args.num_candidates % (unit * k) == 0]
+    batch = args.search_batch or next((n for n in fitting if n >= 256), max(fitting, default=unit))
     for name, value, divisor, why in (
         ("search_batch", batch, unit, f"the {unit} fresh levels of an update"),
         ("num_candidates", args.num_candidates, batch, f"the {batch} levels of --search-batch"),

@@ -1,0 +1,181 @@
+"""sfl_kinetix.py against Kinetix's own training functions, and the time and memory of its search for levels.
+
+    taskset -c 0 python benchmarks/search.py                  # on one core; ten minutes; writes results/search.json
+
+Training: one update of both in turn, rollout and inner loop, on the same levels. The peer is made of the functions of
+kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
+and sizes. Neither samples levels; what that costs in an update is told apart. Search: sampling and scoring of candidates,
+and the peak memory of a process that searches through few, more and many of them.
+"""
+
+import datetime
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as the scripts do, before jax is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+
+import sfl_kinetix
+from benchmarks.measure import peak_bytes
+from benchmarks.report import git
+from common import hardware
+
+
+@dataclass(frozen=True)
+class Args:
+    num_envs: int = 64
+    """Parallel environments."""
+    num_steps: int = 64
+    """Steps per environment and update; the speed hardly follows it."""
+    minibatch_size: int = 512
+    """Transitions per minibatch."""
+    network: str = "transformer"
+    """Kinetix's transformer or permutation-invariant network."""
+    repetitions: int = 3
+    """The median of so many is reported."""
+    candidates: tuple[int, ...] = (256, 1024, 4096)
+    """Numbers of candidates whose search is measured for memory, in batches of 128."""
+    memory_of: int | None = None
+    """Search through so many candidates and print the peak (what the above starts, each in a process of its own)."""
+    out: Path = Path("results/search.json")
+    """The file to write."""
+
+
+def timed(function: Any) -> tuple[Any, float]:
+    began = time.perf_counter()
+    result = jax.block_until_ready(function())
+    return result, time.perf_counter() - began
+
+
+def make_peer(args: Any, env: Any, network: Any, params: Any) -> Any:
+    """-> function(level states, key) of one update as Kinetix's own functions do it."""
+    import optax
+    from flax.training.train_state import TrainState
+    from kinetix.environment.env import make_kinetix_env
+    from kinetix.environment.env_state import EnvParams
+    from kinetix.environment.spaces import ActionType, ObservationType
+    from kinetix.util import learning
+
+    jax.tree.tree_map = jax.tree.map  # update_actor_critic_rnn calls it by a name that JAX does not have
+    suite, module = env.suite, network._module
+    kinds = ActionType.MULTI_DISCRETE, ObservationType.SYMBOLIC_ENTITY
+    env_params = EnvParams(dense_reward_scale=suite.params.dense_reward_scale)
+    kinetix_env = make_kinetix_env(*kinds, lambda key: None, env_params, suite.static_params)
+    optimiser = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(args.learning_rate, eps=1e-5))
+    start = TrainState.create(apply_fn=module.apply, params=params, tx=optimiser)
+
+    @jax.jit
+    def peer(levels: Any, key: jax.Array) -> Any:
+        obs = jax.vmap(suite.env.get_obs)(levels)
+        carry = jnp.zeros((args.num_envs, 1))  # of a recurrent network; this one has none
+        (key, state, _, _, _, last_value), traj = learning.sample_trajectories_rnn(
+            key, kinetix_env, env_params, start, carry, obs, levels, args.num_envs, args.num_steps
+        )
+        seen, actions, rewards, dones, log_probs, values, _ = traj
+        advantages, targets = learning.compute_gae(args.gamma, args.gae_lambda, last_value, values, rewards, dones)
+        batch = seen, actions, dones, log_probs, values, targets, advantages
+        sizes = args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs
+        return learning.update_actor_critic_rnn(
+            key, state, carry, batch, *sizes, args.clip_eps, args.ent_coef, args.vf_coef
+        )[0][1].params
+
+    return peer
+
+
+def main(given: Args) -> None:
+    flags = dict(num_envs=given.num_envs, num_steps=given.num_steps, minibatch_size=given.minibatch_size)
+    found = dict(num_candidates=128, search_batch=128, buffer_size=128, buffer_share=0.5, learnability_steps=256)
+    args = sfl_kinetix.Args(
+        network=given.network, total_timesteps=10**12, num_devices=1, plasticity_every=0, **flags, **found
+    )
+    hardware.start(args)
+    args, env, network, programs, keys = sfl_kinetix.build(args)
+    state = programs.init(keys)
+
+    def search_batch(state: Any, found: Any, number: int) -> tuple[Any, float, float]:
+        levels, sampling = timed(lambda: programs.sample(keys, sfl_kinetix.CANDIDATES, number))
+        found, scoring = timed(lambda: programs.score(found, state.learner, levels, state.key, number))
+        return found, sampling, scoring
+
+    if given.memory_of:
+        best = programs.begin(keys)
+        for number in range(given.memory_of // args.search_batch):
+            best, _, _ = search_batch(state, best, number)
+        jax.block_until_ready(programs.gather(best))
+        return print(peak_bytes())
+
+    record: dict[str, Any] = {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware.machine(),
+        "devices": [device.device_kind for device in jax.devices()],
+        "jax": jax.__version__,
+        "commit": git("rev-parse", "HEAD"),
+        "sizes": flags | {"size": "s", "network": given.network, "update_epochs": args.update_epochs},
+    }
+    best = programs.begin(keys)
+    times = []
+    for number in range(given.repetitions + 1):  # the first one compiles
+        best, *seconds = search_batch(state, best, number)
+        times.append(seconds)
+    sampling, scoring = (statistics.median(t[i] for t in times[1:]) for i in range(2))
+    num_levels, steps = args.search_batch, args.search_batch * args.learnability_steps
+    record["search"] = {
+        "levels": num_levels,
+        "steps_on_each": args.learnability_steps,
+        "sampling_s": sampling,
+        "scoring_s": scoring,
+        "scoring_steps_per_second": steps / scoring,
+        "steps_per_second": steps / (sampling + scoring),
+    }
+    print(record["search"], flush=True)
+
+    fresh = programs.sample(keys, sfl_kinetix.FRESH, 0)
+    buffer, _ = programs.gather(best)
+    state = state._replace(buffer=buffer)
+    packed = sfl_kinetix.draw_levels(buffer, fresh[0, : given.num_envs // 2], given.num_envs // 2, keys)
+    peer = make_peer(args, env, network, jax.tree.map(jnp.copy, state.learner.params))
+    levels = jax.vmap(env.suite.start)(jax.vmap(env.suite.unpack)(packed))[0]
+    seconds: dict[str, list[float]] = {"ours": [], "peer": []}
+    for i in range(given.repetitions + 1):
+        (state, _, _), ours = timed(partial(programs.update, state, fresh))
+        _, theirs = timed(partial(peer, levels, jax.random.key(i)))
+        seconds["ours"].append(ours)
+        seconds["peer"].append(theirs)
+    transitions = args.batch_size
+    record["training"] = {
+        name: {"update_s": statistics.median(each[1:]), "steps_per_second": transitions / statistics.median(each[1:])}
+        for name, each in seconds.items()
+    }
+    record["training"]["ratio"] = statistics.median(
+        p / o for p, o in zip(seconds["peer"][1:], seconds["ours"][1:], strict=True)
+    )
+    record["training"]["fresh_levels_s"] = sampling * given.num_envs / 2 / num_levels
+    print(record["training"], flush=True)
+
+    record["peak_bytes"] = {}
+    for number in given.candidates:
+        command = [sys.executable, __file__, "--memory-of", str(number), "--network", given.network]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        record["peak_bytes"][number] = int(done.stdout.split()[-1])
+        print(number, "candidates:", record["peak_bytes"][number] / 1e6, "MB", flush=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))

@@ -1,0 +1,501 @@
+"""The search for learnable levels and the training on them, on levels whose answers are known; Kinetix itself at last."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import on_devices
+from jax.sharding import PartitionSpec as P
+
+import ppo
+import ppo_ewma
+import sfl_kinetix
+from common import arguments, envs, evaluation
+from common.actions import Categorical, Discrete
+from sfl_kinetix import Args, Found, Learner, Levels
+
+ROWS = P("device")
+
+
+class Coin(NamedTuple):
+    """A level: after `quick` steps it is solved with probability p, else it goes on until it fails after `slow`."""
+
+    p: jax.Array
+    quick: jax.Array
+    slow: jax.Array
+    number: jax.Array
+    time: jax.Array
+
+
+class Coins:
+    """What Kinetix offers to sfl_kinetix.py, with levels whose success rates and lengths are known."""
+
+    name, max_steps, num_levels = "coins", 256, None
+    action_space = Discrete((2,))
+    obs_shape = obs_dtype = None
+    has_success = can_draw = True
+    level_bytes = 16
+
+    def __init__(self, levels=None):
+        self.levels, self.num_levels = levels, levels and len(levels.p)
+
+    @property
+    def empty_level(self):
+        return Coin(*np.zeros(5, np.float32))
+
+    def start(self, level):
+        return level, self.observe(level)
+
+    def reset_to(self, key, index):
+        return self.start(jax.tree.map(lambda x: jnp.asarray(x)[index % self.num_levels], self.levels))
+
+    def observe(self, state):
+        return {"number": state.number[None], "late": state.time[None] > 3}
+
+    def step(self, key, state, action):
+        state = state._replace(time=state.time + 1)
+        success = (state.time == state.quick) & (jax.random.uniform(key) < state.p)
+        terminated = success | (state.time >= state.slow)
+        return state, self.observe(state), success.astype(jnp.float32), terminated, state.time >= 256, success
+
+    def sample_filtered(self, key, num):
+        numbers = jax.random.randint(key, (num,), 1, 1 << 20).astype(jnp.float32)
+        return coins(p=jax.random.uniform(key, (num,)), quick=2.0, slow=3.0, number=numbers)
+
+    def pack(self, level):
+        return jax.lax.bitcast_convert_type(jnp.stack(level[:4]), jnp.uint8).ravel()
+
+    def unpack(self, data):
+        return Coin(*jax.lax.bitcast_convert_type(data.reshape(4, 4), jnp.float32), jnp.float32(0))
+
+    def on(self, levels):
+        return Coins(levels)
+
+    def frames(self, states):
+        return [np.zeros((4, 4, 3), np.uint8) for _ in states]
+
+
+def coins(p, quick=30.0, slow=256.0, number=0.0):
+    """Levels [n]; what is given once is the same in all."""
+    n = max(np.size(x) for x in (p, quick, slow, number))
+    return Coin(*(jnp.broadcast_to(jnp.float32(x), (n,)) for x in (p, quick, slow, number, 0.0)))
+
+
+def pack(levels):
+    return jax.vmap(Coins().pack)(levels)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.tanh(nn.Dense(4)(obs["number"] / 1e6))
+        self.sow("intermediates", "hidden", x)
+        return nn.Dense(2)(x), nn.Dense(1)(x)[..., 0]
+
+
+class ToyNetwork:
+    """In place of Kinetix's."""
+
+    def __init__(self, suite=None, model=None):
+        self.net = Net()
+
+    def init(self, key, obs):
+        return self.net.init(key, obs)
+
+    def apply(self, params, obs):
+        logits, value = self.net.apply(params, obs)
+        return Categorical(logits, (2,)), value
+
+    def hidden(self, params, obs):
+        _, sown = self.net.apply(params, obs, mutable="intermediates")
+        return {"actor": sown["intermediates"], "critic": sown["intermediates"]}
+
+
+NET = ToyNetwork()
+PARAMS = NET.init(jax.random.key(0), {"number": jnp.zeros((1, 1))})
+ARGS = Args(
+    num_envs=8, num_steps=8, total_timesteps=64 * 6, minibatch_size=16, num_candidates=32, search_batch=16, buffer_size=8,
+    buffer_every=2, learnability_steps=9, num_devices=1, num_eval_episodes=0, plasticity_every=2, learning_rate=1e-2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path):
+    """sfl_kinetix on coins; runs go to a folder of the test's own."""
+    monkeypatch.setattr(sfl_kinetix.kinetix, "make_entities", lambda size: Coins())
+    monkeypatch.setattr(sfl_kinetix, "ActorCritic", ToyNetwork)
+    return replace(ARGS, runs_dir=str(tmp_path))
+
+
+def env_of(n):
+    return envs.LevelEnv(Coins(), n)
+
+
+# Learnability
+
+
+@pytest.mark.parametrize("estimator, factor", [("window", 1.0), ("episodes", 4 / 3)])
+def test_learnability_by_hand(estimator, factor):
+    args = replace(ARGS, learnability_estimator=estimator)
+    rate, value = sfl_kinetix.learnability(args, jnp.array([0, 1, 2, 4, 0]), jnp.array([4, 4, 4, 4, 0]))
+    np.testing.assert_allclose(rate, [0, 0.25, 0.5, 1, np.nan])
+    np.testing.assert_allclose(value, factor * np.array([0, 3 / 16, 4 / 16, 0, np.nan]), rtol=1e-6)
+
+
+def play(args, levels, n=None):
+    run = lambda data, key: sfl_kinetix.play_levels(args, env_of(1), NET, PARAMS, data, key)  # noqa: E731
+    return jax.device_get(on_devices(run)(pack(levels), jax.random.key(0)))
+
+
+def test_episodes_are_unbiased_on_bernoulli_levels_and_the_window_is_not():
+    """Success after 30 steps with probability p, else failure after 256: in 512 steps fit at least two episodes, and
+    more of them where they succeed. What the window makes of that is computed here episode by episode."""
+    rng, n = np.random.default_rng(0), 3000
+
+    def window_mean(p):
+        values = []
+        for _ in range(n):
+            time, outcomes = 0, []
+            while True:
+                success = rng.random() < p
+                time += 30 if success else 256
+                if time > 512:
+                    break
+                outcomes.append(success)
+            values.append(np.mean(outcomes) * (1 - np.mean(outcomes)))
+        return np.mean(values)
+
+    for p in (0.3, 0.7):
+        levels = coins(p=np.full(n, p))
+        for estimator, expected in (("window", window_mean(p)), ("episodes", p * (1 - p))):
+            args = replace(ARGS, learnability_estimator=estimator, learnability_steps=512, learnability_episodes=4)
+            _, value = sfl_kinetix.learnability(args, *play(args, levels))
+            np.testing.assert_allclose(np.mean(value), expected, atol=0.009)  # standard errors of about 0.002
+    assert abs(window_mean(0.3) - 0.21) > 0.05
+
+
+def test_only_the_first_episodes_count_where_their_number_is_fixed():
+    levels = coins(p=[1.0, 0.0], quick=5.0, slow=7.0)
+    args = replace(ARGS, learnability_estimator="episodes", learnability_episodes=3)
+    successes, episodes = play(args, levels)
+    np.testing.assert_array_equal([successes, episodes], [[3, 0], [3, 3]])
+    successes, episodes = play(replace(args, learnability_estimator="window", learnability_steps=21), levels)
+    np.testing.assert_array_equal([successes, episodes], [[4, 0], [4, 3]])
+
+
+def test_histogram_has_every_rate_in_one_bin():
+    rates = jnp.array([0.0, 0.04, 0.06, 0.5, 0.94, 0.96, 1.0, 1.0, jnp.nan])
+    np.testing.assert_array_equal(sfl_kinetix.histogram(rates), [2, 1, 0, 0, 0, 1, 0, 0, 0, 1, 3])
+
+
+# The best K
+
+
+def test_a_running_top_k_is_the_full_sort():
+    rng = np.random.default_rng(1)
+    scores = rng.permutation(np.arange(60)).astype(np.float32)
+    scores[rng.choice(60, 20, replace=False)] = -np.inf
+    kept = Levels(jnp.zeros((8, 1), jnp.uint8), jnp.full(8, -jnp.inf), jnp.zeros(8))
+    for part in np.split(np.arange(60), 5):
+        new = Levels(jnp.uint8(part)[:, None], jnp.array(scores[part]), jnp.float32(part))
+        kept = sfl_kinetix.keep_best(kept, new)
+    best = np.argsort(-scores)[:8]
+    np.testing.assert_array_equal(kept.score, scores[best])
+    np.testing.assert_array_equal(kept.data[:, 0], best)
+    np.testing.assert_array_equal(kept.success_rate, best)
+
+
+@pytest.mark.parametrize("number", [1, 8])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number, chunks):
+    """Levels that end after 2 steps if solved, else after 4: the window's p is then known from the level's outcomes.
+    Here they are certain (p is 0 or 1), or never end; the rest is in the order of the tie-break."""
+    n = 2 * chunks * number * 4
+    args = replace(ARGS, num_candidates=n, buffer_size=n // 2, num_rollout_chunks=chunks, learnability_steps=8)
+    rng = np.random.default_rng(2)
+    p = rng.integers(0, 2, n).astype(float)
+    slow = np.where(rng.random(n) < 0.4, 100, 4.0)  # too long for the window: no episode ends, unless solved
+    levels = coins(p=p, quick=2.0, slow=slow, number=np.arange(n))
+    batches = pack(levels).reshape(2, chunks, -1, 16)
+
+    def run(batches, key):
+        found = Found(sfl_kinetix.no_levels(args, env_of(1)), jnp.zeros((1, 14)))
+        for i in range(2):
+            learner = Learner(PARAMS, None, None)
+            found = sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, batches[i], key, i)
+        return sfl_kinetix.gather_levels(args, found)
+
+    run = on_devices(run, number, (P(None, None, "device"), P()))
+    best, metrics = jax.device_get(run(batches, jax.random.key(0)))
+    known = (p == 1) | (slow == 4)
+    expected = np.where(known, 0.001 * p, -np.inf)
+    np.testing.assert_allclose(best.score, np.sort(expected)[::-1][: n // 2], rtol=1e-6)
+    numbers = np.asarray(jax.vmap(Coins().unpack)(best.data).number)[best.score > -np.inf].astype(int)
+    assert len(set(numbers)) == len(numbers) == metrics["buffer/levels"] and known[numbers].all()
+    np.testing.assert_array_equal(p[numbers], best.success_rate[: len(numbers)])
+    assert metrics["search/measured"] == known.sum() and metrics["search/unmeasured"] == n - known.sum()
+    np.testing.assert_allclose(metrics["search/success_rate"], p[known].mean(), rtol=1e-6)
+    histogram = metrics["search/histogram"]
+    np.testing.assert_array_equal(histogram[[0, 10]], [(p[known] == 0).sum(), (p[known] == 1).sum()])
+    assert histogram.sum() == known.sum() and metrics["buffer/histogram"].sum() == len(numbers)
+    assert metrics["buffer/learnability"] < 1e-6
+
+
+def test_the_buffer_is_what_teaches():
+    """Of levels with all success rates, those near a half are kept."""
+    n = 256
+    p = np.linspace(0, 1, n)
+    args = replace(ARGS, num_candidates=n, buffer_size=32, learnability_estimator="episodes", learnability_episodes=64)
+    levels = pack(coins(p=p, quick=2.0, slow=3.0))[None]
+
+    def run(levels, key):
+        found = Found(sfl_kinetix.no_levels(args, env_of(1)), jnp.zeros((1, 14)))
+        found = sfl_kinetix.score_levels(args, env_of(1), NET, found, Learner(PARAMS, None, None), levels, key, 0)
+        return sfl_kinetix.gather_levels(args, found)
+
+    best, metrics = jax.device_get(on_devices(run)(levels, jax.random.key(0)))
+    truth = np.asarray(jax.vmap(Coins().unpack)(best.data).p)
+    assert (truth * (1 - truth)).mean() > 0.22 and (p * (1 - p)).mean() < 0.17
+    np.testing.assert_allclose(metrics["search/learnability"], (p * (1 - p)).mean(), atol=0.005)
+
+
+# Which level an environment is on
+
+
+def test_draws_are_of_the_filled_part_of_the_buffer_and_alike():
+    score = jnp.where(jnp.arange(8) < 5, 1.0, -jnp.inf)
+    buffer = Levels(jnp.arange(8, dtype=jnp.uint8)[:, None], score, jnp.zeros(8))
+    fresh = jnp.array([[100], [101], [102]], jnp.uint8)
+    drawn = np.asarray(sfl_kinetix.draw_levels(buffer, fresh, 10_000, jax.random.key(0)))[:, 0]
+    np.testing.assert_array_equal(drawn[-3:], [100, 101, 102])
+    np.testing.assert_allclose(np.bincount(drawn[:-3], minlength=8) / 10_000, [0.2] * 5 + [0] * 3, atol=0.02)
+
+
+def test_an_environment_keeps_its_level():
+    env = env_of(3)
+    levels = coins(p=[1.0, 0.0, 0.5], quick=[2.0, 2.0, 5.0], slow=[9.0, 3.0, 5.0], number=[7, 8, 9])
+    state, obs = env.start(levels)
+    step = jax.jit(env.step)
+    ended = []
+    for time in range(12):
+        state, out = step(jax.random.key(time), state, jnp.zeros((3, 1), jnp.int32))
+        np.testing.assert_array_equal(out.obs["number"][:, 0], [7, 8, 9])
+        np.testing.assert_array_equal(state.inner.state.time == 0, out.episode.done)
+        ended.append(out.episode)
+    ended = jax.tree.map(lambda *x: np.stack(x), *ended)
+    np.testing.assert_array_equal(ended.done, [[t % 2 == 1, t % 3 == 2, t % 5 == 4] for t in range(12)])
+    np.testing.assert_array_equal(ended.success[:, :2], [[t % 2 == 1, False] for t in range(12)])
+    np.testing.assert_array_equal(ended.length[ended.done[:, 1], 1], 3)
+
+
+@pytest.mark.parametrize("share, number, chunks", [(0.5, 1, 1), (0.25, 2, 2), (1.0, 1, 1), (0.0, 8, 1), (0.5, 8, 1)])
+def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_comes_twice(toy, share, number, chunks):
+    """The levels that an update sees, by the numbers in its observations, of which the probe has all."""
+    n = 32
+    args = replace(
+        toy, num_envs=n, num_steps=4, minibatch_size=32, num_minibatches=None, buffer_share=share, num_devices=number,
+        num_rollout_chunks=chunks, search_batch=None, num_candidates=1536, total_timesteps=n * 400,
+    )  # fmt: skip
+    args, env, _, programs, keys = sfl_kinetix.build(args)
+    state = programs.init(keys)
+    buffer = Levels(pack(coins(p=np.full(8, 0.5), number=-np.arange(1, 9))), jnp.ones(8), jnp.zeros(8))
+    state = state._replace(buffer=buffer)
+    num_known = round(share * env.num_envs) * number * chunks
+    num_fresh = n - num_known
+    fresh, all_seen = programs.sample(keys, sfl_kinetix.FRESH, 0), []
+    assert fresh.shape == (chunks, args.search_batch // chunks, 16)
+    turns = args.search_batch // num_fresh if num_fresh else 3
+    assert num_fresh == 0 or args.search_batch == turns * num_fresh >= 256
+    for _ in range(turns):
+        state, metrics, probe = programs.update(state, fresh)
+        seen = np.asarray(probe.batch.obs["number"])[:, 0]
+        numbers, counts = np.unique(seen[seen > 0], return_counts=True)
+        assert (seen < 0).sum() == 4 * num_known and set(seen[seen < 0]) <= set(range(-8, 0))
+        assert len(numbers) == num_fresh and (counts == 4).all()
+        all_seen += list(numbers)
+        assert np.isnan(metrics["charts/solve_rate_buffer"]) or share > 0
+    numbers = np.asarray(jax.vmap(Coins().unpack)(fresh.reshape(-1, 16)).number)
+    assert sorted(all_seen) == (sorted(numbers) if num_fresh else [])
+
+
+def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
+    args, _, _, programs, keys = sfl_kinetix.build(replace(toy, num_envs=16, num_steps=32, num_minibatches=None))
+    state = programs.init(keys)
+    buffer = Levels(pack(coins(p=np.ones(8), quick=2.0)), jnp.ones(8), jnp.zeros(8))
+    fresh = jnp.broadcast_to(pack(coins(p=[0.0], slow=4.0)), (1, args.search_batch, 16))
+    _, metrics, _ = programs.update(state._replace(buffer=buffer), fresh)
+    assert metrics["charts/solve_rate_buffer"] == 1 and metrics["charts/solve_rate_fresh"] == 0
+    assert metrics["charts/num_episodes"] == 8 * 16 + 8 * 8
+    np.testing.assert_allclose(metrics["charts/solve_rate"], 2 / 3, rtol=1e-6)
+
+
+def test_streams_of_levels_differ_and_depend_on_their_number_alone(toy):
+    _, _, _, programs, keys = sfl_kinetix.build(replace(toy, num_devices=2))
+    batch = lambda *which: np.asarray(programs.sample(keys, *which)).reshape(-1, 16)  # noqa: E731
+    streams = [(stream, i) for stream in (sfl_kinetix.FRESH, sfl_kinetix.CANDIDATES) for i in range(3)]
+    rows = np.concatenate([batch(*which) for which in streams])
+    assert len(np.unique(rows, axis=0)) == len(rows) == 6 * 16
+    np.testing.assert_array_equal(batch(sfl_kinetix.FRESH, 2), rows[32:48])
+
+
+# The loss
+
+
+def losses_of(module, number_of_params, args, proximal):
+    rng = np.random.default_rng(3)
+    obs = {"number": jnp.float32(1e6 * rng.normal(size=(64, 1)))}
+    x = lambda *shape: jnp.float32(rng.normal(size=shape))  # noqa: E731
+    batch = ppo.Batch(obs, jnp.int32(rng.integers(0, 2, (64, 1))), -jnp.abs(x(64)), x(64), x(64), x(64))
+    policy = NET.apply
+    grads, parts = jax.grad(partial(module.ppo_loss, args, policy), has_aux=True)(
+        *[PARAMS, jax.tree.map(lambda p: p + 0.1, PARAMS)][:1], *proximal, batch
+    )
+    return grads, parts
+
+
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_the_loss_is_that_of_ppo_and_with_a_proximal_policy_that_of_ppo_ewma(clip_vloss):
+    flags = dict(clip_eps=0.1, clip_vloss=clip_vloss, ent_coef=0.03, vf_coef=0.7)
+    near = jax.tree.map(lambda p: p + 0.1, PARAMS)
+    ours, theirs = replace(ARGS, **flags), {"total_timesteps": 1 << 20, **flags}
+    pairs = [
+        (losses_of(sfl_kinetix, 1, ours, (None,)), losses_of(ppo, 1, ppo.Args(**theirs), ())),
+        (losses_of(sfl_kinetix, 2, ours, (near,)), losses_of(ppo_ewma, 2, ppo_ewma.Args(**theirs), (near,))),
+    ]
+    for one, other in pairs:
+        assert one[1].keys() == other[1].keys()
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+    assert pairs[0][0][1]["losses/policy_loss"] != pairs[1][0][1]["losses/policy_loss"]
+
+
+# A whole run
+
+
+def lines_of(path, name="metrics.jsonl"):
+    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+
+
+def comparable(lines):
+    clock = ("time", "charts/SPS", "search/seconds", "search/SPS")
+    return [{k: v for k, v in line.items() if k not in clock} for line in lines]
+
+
+@pytest.mark.parametrize("flags", [{}, {"com": 4.0, "num_rollout_chunks": 2}, {"num_seeds": 2}, {"num_devices": 8}])
+def test_searches_come_every_t_updates_and_a_resumed_run_is_the_straight_one(toy, flags):
+    """Stopped after update 4, just before a search, and after 5, between two."""
+    toy = replace(
+        toy, minibatch_size=None, num_minibatches=4, num_envs=16, search_batch=None, num_candidates=512, **flags
+    )
+    toy = replace(toy, total_timesteps=128 * 6, checkpoint_every=1, keep_checkpoints=0)
+    straight = sfl_kinetix.train(replace(toy, run_name="straight"))
+    lines = lines_of(straight)
+    assert [line["update"] for line in lines if "search/seconds" in line] == [1, 3, 5]
+    assert [line["update"] for line in lines if "outer/kl" in line] == [1, 2, 3, 4, 5, 6]
+    histograms = lines_of(straight, "histograms.jsonl")
+    assert [h["update"] for h in histograms] == [1, 1, 3, 3, 5, 5]
+    assert all(np.sum(h["counts"]) == 512 * toy.num_seeds for h in histograms if h["name"].startswith("search"))
+    for stop in (4, 5):
+        broken = straight.with_name(f"broken-{stop}")
+        (broken / "checkpoints").mkdir(parents=True)
+        for name in ("args.json", "metrics.jsonl", "histograms.jsonl"):
+            (broken / name).write_bytes((straight / name).read_bytes())
+        (straight / "checkpoints" / str(stop)).rename(broken / "checkpoints" / str(stop))
+        sfl_kinetix.train(Args(resume=str(broken)))
+        assert comparable(lines_of(broken)) == comparable(lines)
+        assert lines_of(broken, "histograms.jsonl") == histograms
+
+
+def test_without_a_buffer_nothing_is_searched(toy):
+    lines = lines_of(sfl_kinetix.train(replace(toy, buffer_share=0.0, search_batch=None)))
+    assert not any(key.startswith(("search", "buffer")) for line in lines for key in line)
+    assert lines[-1]["update"] == 6 and lines[-1]["charts/solve_rate_buffer"] is None
+
+
+def test_ewma_starts_from_a_run_of_ppo(toy):
+    first = sfl_kinetix.train(toy)
+    second = sfl_kinetix.train(replace(toy, com=2.0, init_from=str(first)))
+    line = lines_of(second)[1]  # the first is of the search
+    assert line["ewma/behaviour_kl"] < 0.1 and line["update"] == 1
+    third = sfl_kinetix.train(replace(toy, init_from=str(second)))
+    assert "ewma/kl" not in lines_of(third)[1]
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (
+            {"num_candidates": 100},
+            "--num-candidates 100: must be a multiple of the 16 levels of --search-batch; 96 or 112",
+        ),
+        ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 4 or 8"),
+        ({"learnability_episodes": 1}, "--learnability-episodes 1"),
+        ({"buffer_share": 1.5}, "--buffer-share 1.5"),
+        ({"buffer_size": 0}, "--buffer-size 0"),
+        ({"video_levels": ("s/h0_weak_trust",)}, "such as s/h0_weak_thrust"),
+        ({"video_levels": ("m/arm_up",), "eval_sizes": ("s",)}, "--video-levels m/arm_up"),
+        ({"learnability_steps": 1}, "--learnability-steps 1"),
+        ({"evaluate": "nowhere"}, "--evaluate nowhere: not the folder of a run"),
+    ],
+)
+def test_usage_errors(toy, flags, said):
+    with pytest.raises(arguments.UsageError) as error:
+        sfl_kinetix.train(replace(toy, **flags))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+# Evaluation
+
+
+def test_level_player_by_hand(tmp_path):
+    """Levels that are always or never solved, after 2 steps or 5."""
+    suite = Coins(jax.device_get(coins(p=[1.0, 0.0, 1.0], quick=[2.0, 2.0, 4.0], slow=5.0)))
+    other = Coins(jax.device_get(coins(p=[0.5], quick=2.0, slow=5.0)))
+    args = SimpleNamespace(num_seeds=1, seed=0, num_eval_episodes=400, eval_deterministic=False, size="s")
+    sets = {"s": (suite, ["easy", "hard", "random_0"]), "m": (other, ["coin"])}
+    player = evaluation.LevelPlayer(args, sets, lambda learner, obs: NET.apply(learner.params, obs)[0])
+    scores = player.scores(Learner(PARAMS, None, None), 3)
+    expected = {
+        "eval/solve_rate": 1, "eval/episodic_length": 4, "eval/random/solve_rate": 1,
+        "eval/random_s/episodic_return": 1,
+        "eval/hand_designed_s/solve_rate": 0.5, "eval/hand_designed_s/episodic_length": 3.5,
+        "levels/s/easy/solve_rate": 1, "levels/s/easy/episodic_length": 2, "levels/s/hard/solve_rate": 0,
+        "levels/s/hard/episodic_length": 5,
+    }  # fmt: skip
+    for key, value in expected.items():
+        assert scores[key] == value, key
+    np.testing.assert_allclose(scores["levels/m/coin/solve_rate"], 0.5, atol=0.08)
+    np.testing.assert_allclose(scores["eval/hand_designed/solve_rate"], (1 + scores["levels/m/coin/solve_rate"]) / 3)
+    table = evaluation.level_table(scores)
+    assert [line.split()[0] for line in table.splitlines()] == ["level", "m/coin", "s/easy", "s/hard"]
+    assert table.splitlines()[3].split()[1:] == ["0.00", "0.00", "5.0"]
+
+
+def test_a_run_is_evaluated_and_filmed_without_training(toy, monkeypatch, capsys):
+    suite = Coins(jax.device_get(coins(p=[1.0, 0.0], quick=2.0, slow=4.0)))
+    monkeypatch.setattr(
+        sfl_kinetix.kinetix, "make_evaluation", lambda size, num: (suite, ["h0_weak_thrust", "random_0"])
+    )
+    flags = dict(num_eval_episodes=3, eval_sizes=("s",), capture_video=True, video_buffer_levels=2)
+    run = sfl_kinetix.train(replace(toy, **flags))
+    assert sorted(f.name for f in (run / "videos").iterdir()) == [
+        "buffer-0.gif",
+        "buffer-1.gif",
+        "s-h0_weak_thrust.gif",
+    ]
+    last = lines_of(run)[-1]
+    assert last["eval/solve_rate"] == 0 and last["levels/s/h0_weak_thrust/solve_rate"] == 1
+    for source in (str(run), f"{run}@6"):
+        path = sfl_kinetix.train(replace(toy, evaluate=source, **flags))
+        (line,) = lines_of(path)
+        assert line["update"] == 6 and line["global_step"] == 64 * 6
+        assert {k: v for k, v in line.items() if "/" in k} == {k: v for k, v in last.items() if "/" in k}
+        assert (path / "videos" / "s-h0_weak_thrust.gif").exists()
+        assert json.loads((path / "summary.json").read_text())["eval/solve_rate"]["mean"] == 0
+        assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
