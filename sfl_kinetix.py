@@ -255,12 +255,6 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Probe(NamedTuple):
-    """What `plasticity` measures on: random transitions of an update [n, ...]."""
-
-    batch: Batch
-
-
 def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
     """Entities [B, ...] or their bits -> action distribution, values [B]."""
     return network.apply(params, bits.unpack(obs))
@@ -458,9 +452,9 @@ def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
     return jax.tree.map(lambda x: x[indices], batch)
 
 
-def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it. -> scalars."""
-    policy, batch = partial(forward, args, network), probe.batch
+def plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it [n, ...]. -> scalars."""
+    policy = partial(forward, args, network)
     obs = bits.unpack(batch.obs)
     dist, _ = network.apply(learner.params, obs)
     if args.norm_adv:
@@ -480,8 +474,8 @@ def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe)
 
 def update(
     args: Args, env: envs.LevelEnv, network: ActorCritic, state: TrainState, fresh: jax.Array
-) -> tuple[TrainState, dict, Probe]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
+) -> tuple[TrainState, dict, Batch]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample of transitions.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk. fresh: uint8 [C, B, bytes], the random levels of
@@ -520,7 +514,7 @@ def update(
     probe = jax.lax.all_gather(probe, "device", tiled=True)
     number = probe.target.size
     mixed = random_permutation(mix_key, max(1, number))(jnp.arange(number))
-    probe = Probe(jax.tree.map(lambda x: x[mixed], probe))
+    probe = jax.tree.map(lambda x: x[mixed], probe)
     return TrainState(learner, state.buffer, next_key, state.update + 1), metrics, probe
 
 

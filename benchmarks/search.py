@@ -4,8 +4,8 @@
 
 Training: one update of both in turn, rollout and inner loop, on the same levels. The peer is made of the functions of
 kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
-and sizes. Neither samples levels; what that costs in an update is told apart. Search: sampling and scoring of candidates,
-and the peak memory of a process that searches through few, more and many of them.
+and sizes. Neither samples levels; what that costs in an update is told apart. Search: sampling and scoring of
+candidates, and the peak memory of a process that searches through few, more and many of them.
 """
 
 import datetime

@@ -20,7 +20,28 @@ Q_DIFFERENT = {
     **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "measure", "update"), Q),
     **dict.fromkeys(("init_state", "build", "train", "plasticity"), Q),
 }
+TABLES = "the defaults of Beukman et al. 2026, tables 2 and 3"
+LEVELS = "environments begin anew in each update, on levels of their own; observations are not normalised"
+SFL_DIFFERENT = {
+    **dict.fromkeys(("Args.total_timesteps", "Args.num_steps", "Args.gamma", "Args.update_epochs"), TABLES),
+    **dict.fromkeys(("Args.minibatch_size", "Args.learning_rate"), TABLES),
+    **dict.fromkeys(("Args.env_id", "Args.network", "SAME"), "Kinetix's random levels and networks alone"),
+    **dict.fromkeys(("Learner", "TrainState", "forward", "rollout", "measure", "plasticity", "update"), LEVELS),
+    **dict.fromkeys(("init_state", "build"), LEVELS),
+    "Args.__post_init__": "checks its own flags, too",
+    "optimise": "no statistics of observations; the proximal policy may be the behaviour policy",
+    "train": "searches for levels, evaluates on several sets of them, or only evaluates",
+}
+PPO_SFL_DIFFERENT = SFL_DIFFERENT | {
+    "Args.gae_lambda": TABLES,
+    "Args.clip_eps": "names either policy that it is near",
+    "ppo_loss": "with --com as in ppo_ewma.py, without as in ppo.py",
+}
 DIFFERENT = {
+    ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
+    ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
+    ("pqn", "sfl_kinetix"): SFL_DIFFERENT
+    | {"Args.max_grad_norm": Q, "Batch": Q, "Transition": Q, "optimise": Q, "measure": Q},
     ("ppo", "ppo_ewma"): {
         "Learner": PROXIMAL,
         "ppo_loss": "the decoupled objective",
@@ -47,7 +68,7 @@ DIFFERENT = {
             "Args.env_id": "a name, not a flag",
             "Args.__post_init__": "checks its own flags",
         }
-        for script in ("ppo", "ppo_ewma", "pqn")
+        for script in ("ppo", "ppo_ewma", "pqn", "sfl_kinetix")
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]

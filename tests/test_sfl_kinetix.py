@@ -1,10 +1,10 @@
-"""The search for learnable levels and the training on them, on levels whose answers are known; Kinetix itself at last."""
+"""The search for learnable levels and the training on them, on levels whose answers are known; then on Kinetix."""
 
 import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -121,8 +121,9 @@ class ToyNetwork:
 NET = ToyNetwork()
 PARAMS = NET.init(jax.random.key(0), {"number": jnp.zeros((1, 1))})
 ARGS = Args(
-    num_envs=8, num_steps=8, total_timesteps=64 * 6, minibatch_size=16, num_candidates=32, search_batch=16, buffer_size=8,
-    buffer_every=2, learnability_steps=9, num_devices=1, num_eval_episodes=0, plasticity_every=2, learning_rate=1e-2,
+    num_envs=8, num_steps=8, total_timesteps=64 * 6, minibatch_size=16, num_candidates=32, search_batch=16,
+    buffer_size=8, buffer_every=2, learnability_steps=9, num_devices=1, num_eval_episodes=0, plasticity_every=2,
+    learning_rate=1e-2,
 )  # fmt: skip
 
 
@@ -281,7 +282,7 @@ def test_draws_are_of_the_filled_part_of_the_buffer_and_alike():
 def test_an_environment_keeps_its_level():
     env = env_of(3)
     levels = coins(p=[1.0, 0.0, 0.5], quick=[2.0, 2.0, 5.0], slow=[9.0, 3.0, 5.0], number=[7, 8, 9])
-    state, obs = env.start(levels)
+    state, _ = env.start(levels)
     step = jax.jit(env.step)
     ended = []
     for time in range(12):
@@ -315,7 +316,7 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
     assert num_fresh == 0 or args.search_batch == turns * num_fresh >= 256
     for _ in range(turns):
         state, metrics, probe = programs.update(state, fresh)
-        seen = np.asarray(probe.batch.obs["number"])[:, 0]
+        seen = np.asarray(probe.obs["number"])[:, 0]
         numbers, counts = np.unique(seen[seen > 0], return_counts=True)
         assert (seen < 0).sum() == 4 * num_known and set(seen[seen < 0]) <= set(range(-8, 0))
         assert len(numbers) == num_fresh and (counts == 4).all()
@@ -326,7 +327,9 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
 
 
 def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
-    args, _, _, programs, keys = sfl_kinetix.build(replace(toy, num_envs=16, num_steps=32, num_minibatches=None))
+    args, _, _, programs, keys = sfl_kinetix.build(
+        replace(toy, num_envs=16, num_steps=32, num_minibatches=None, total_timesteps=512)
+    )
     state = programs.init(keys)
     buffer = Levels(pack(coins(p=np.ones(8), quick=2.0)), jnp.ones(8), jnp.zeros(8))
     fresh = jnp.broadcast_to(pack(coins(p=[0.0], slow=4.0)), (1, args.search_batch, 16))

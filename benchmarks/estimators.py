@@ -1,0 +1,122 @@
+"""What the two estimators of learnability select, under fresh rollouts of the same policy.
+
+    python benchmarks/estimators.py runs/NAME                   # writes results/estimators.json; ten minutes on two cores
+
+From the same random levels each estimator keeps the best; then each kept level, and as many random ones, are played
+again, many episodes each, which tells their p and p (1 - p) without the luck that selection rewards. Intervals are 95 %
+t-intervals over levels. `window` plays --learnability-steps 512 on a level, `episodes` as many episodes as given.
+"""
+
+import datetime
+import json
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tyro.conf import Positional
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as the scripts do, before jax is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+
+import sfl_kinetix
+from benchmarks.report import git
+from common import checkpoints, hardware
+from common.plots import mean_and_ci
+
+ESTIMATORS = {
+    "window, 512 steps": {"learnability_estimator": "window"},
+    "2 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 2},
+    "4 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 4},
+    "8 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 8},
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    run: Positional[str]
+    """RUN or RUN@UPDATE of sfl_kinetix.py, whose policy plays."""
+    candidates: int = 2048
+    """Random levels to choose from."""
+    keep: int = 64
+    """How many of them each estimator keeps."""
+    episodes: int = 64
+    """Fresh episodes on each level kept."""
+    batch: int = 256
+    """Levels at a time."""
+    out: Path = Path("results/estimators.json")
+    """The file to write."""
+
+
+def main(given: Args) -> None:
+    _, record, updates = checkpoints.find_checkpoint(given.run, "RUN")
+    base = sfl_kinetix.Args(
+        **{name: record["args"][name] for name in sfl_kinetix.TRAINED_WITH}, num_devices=1, buffer_size=given.keep,
+        search_batch=given.batch, num_candidates=given.candidates, num_minibatches=1,
+    )  # fmt: skip
+    base = replace(base, num_envs=2 * given.batch, num_steps=1, minibatch_size=None)
+    hardware.start(base)
+    args, env, network, programs, keys = sfl_kinetix.build(base)
+    params = programs.init(keys).learner.params
+    params = checkpoints.load(given.run, {"learner": {"params": params}}, by="RUN")["learner"]["params"]
+    mesh = Mesh(np.array(jax.devices()[:1]), ("device",))
+
+    def make_scorer(args: Any) -> Any:
+        def score(levels: jax.Array, key: jax.Array) -> tuple:
+            return sfl_kinetix.play_levels(args, env, network, params, levels, key)
+
+        return jax.jit(jax.shard_map(score, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+    stream = [programs.sample(keys, sfl_kinetix.CANDIDATES, i)[0] for i in range(given.candidates // given.batch)]
+    levels, chosen, found = jnp.concatenate(stream), {}, {}
+    for name, flags in ESTIMATORS.items():
+        args = replace(base, **flags)
+        score, parts = make_scorer(args), []
+        jax.block_until_ready(score(stream[0], jax.random.key(99)))  # compiles
+        began = time.perf_counter()
+        for i, batch in enumerate(stream):
+            rate, value = sfl_kinetix.learnability(args, *score(batch, jax.random.key(i)))
+            parts.append(np.where(np.isfinite(rate), value + sfl_kinetix.TIE_BREAK * np.asarray(rate), -np.inf))
+        values = np.concatenate(parts)
+        chosen[name] = np.argsort(-values)[: given.keep]
+        found[name] = {"seconds": time.perf_counter() - began, "estimate": float(values[chosen[name]].mean())}
+        print(name, found[name], flush=True)
+    chosen["random levels"] = np.arange(given.keep)
+    found["random levels"] = {}
+
+    fresh = replace(base, learnability_estimator="episodes", learnability_episodes=2)
+    score, per_call = make_scorer(fresh), given.batch // given.keep
+    for name, which in chosen.items():
+        batch, successes, episodes = jnp.tile(levels[which], (per_call, 1)), 0, 0
+        for i in range(-(-given.episodes // (2 * per_call))):
+            won, ended = score(batch, jax.random.key(10_000 + i))
+            successes = successes + np.asarray(won).reshape(per_call, -1).sum(0)
+            episodes = episodes + np.asarray(ended).reshape(per_call, -1).sum(0)
+        rate, value = sfl_kinetix.learnability(fresh, successes, episodes)
+        mean, width = mean_and_ci(np.asarray(value))
+        found[name] |= {
+            "learnability": float(mean), "ci95": float(width), "success_rate": float(np.mean(rate)),
+            "steady": float(np.mean((rate == 0) | (rate == 1))), "episodes": int(episodes[0]),
+        }  # fmt: skip
+        print(name, found[name], flush=True)
+    record = {
+        "command": shlex.join(["python", *sys.argv]), "date": datetime.date.today().isoformat(),
+        "hardware": hardware.machine(), "jax": jax.__version__, "commit": git("rev-parse", "HEAD"),
+        "run": {"command": record["command"], "update": updates[-1], "args": {n: record["args"][n] for n in sfl_kinetix.TRAINED_WITH}},
+        "candidates": given.candidates, "kept": given.keep, "found": found,
+    }  # fmt: skip
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
