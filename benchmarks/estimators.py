@@ -1,6 +1,6 @@
 """What the two estimators of learnability select, under fresh rollouts of the same policy.
 
-    python benchmarks/estimators.py runs/NAME                   # writes results/estimators.json; ten minutes on two cores
+    python benchmarks/estimators.py runs/NAME           # ten minutes on two cores; writes results/estimators.json
 
 From the same random levels each estimator keeps the best; then each kept level, and as many random ones, are played
 again, many episodes each, which tells their p and p (1 - p) without the luck that selection rewards. Intervals are 95 %
@@ -111,7 +111,7 @@ def main(given: Args) -> None:
     record = {
         "command": shlex.join(["python", *sys.argv]), "date": datetime.date.today().isoformat(),
         "hardware": hardware.machine(), "jax": jax.__version__, "commit": git("rev-parse", "HEAD"),
-        "run": {"command": record["command"], "update": updates[-1], "args": {n: record["args"][n] for n in sfl_kinetix.TRAINED_WITH}},
+        "run": {"command": record["command"], "update": updates[-1], "git_commit": record["git_commit"]},
         "candidates": given.candidates, "kept": given.keep, "found": found,
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 BOOKKEEPING = {
     *("seed", "run_name", "runs_dir", "resume", "track", "wandb_project_name", "wandb_entity", "wandb_mode"),
     *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every"),
-    *("num_eval_episodes", "plasticity_every", "dormant_tau"),
+    *(
+        "num_eval_episodes",
+        "num_eval_levels",
+        "eval_sizes",
+        "video_levels",
+        "video_buffer_levels",
+        "plasticity_every",
+        "dormant_tau",
+    ),
 }
 
 
@@ -182,6 +190,31 @@ def draw(
         figure.get_layout_engine().set(wspace=0.06)
         figure.suptitle(title or _title(records, lines), fontsize=12)
         figure.savefig(out, dpi=150)
+
+
+def draw_histograms(run: Path | str, out: Path | str) -> None:
+    """Draws histograms.jsonl of a run into the picture file `out`: a panel for each name, a column for each update, its
+    shares (of all seeds together) as shades. Nothing where there is no such file."""
+    lines = read_lines(run, "histograms.jsonl")
+    if not lines:
+        return
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(line["name"] for line in lines))
+    figure = Figure(figsize=(5.4 * len(names), 4.0), layout="constrained")
+    for column, name in enumerate(names):
+        mine = [line for line in lines if line["name"] == name]
+        counts = np.array([np.atleast_2d(np.array(line["counts"], np.float64)).sum(0) for line in mine])
+        shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+        axes = figure.add_subplot(1, len(names), column + 1)
+        edges = np.arange(len(mine) + 1) - 0.5
+        mesh = axes.pcolormesh(edges, mine[0]["edges"], shares.T, cmap="viridis", vmin=0, vmax=1)
+        ticks = np.unique(np.linspace(0, len(mine) - 1, 6).astype(int))
+        axes.set_xticks(ticks, [str(mine[i]["update"]) for i in ticks])
+        axes.set_xlabel("before update")
+        axes.set_ylabel(name.replace("/", ": ").replace("_", " "))
+        figure.colorbar(mesh, ax=axes, label="share")
+    figure.savefig(out, dpi=150)
 
 
 def _panels(lines: list[list[dict[str, Any]]]) -> list[str]:

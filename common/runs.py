@@ -15,7 +15,8 @@
         run.finish()
         return run.path
 
-A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end summary.json and curve.png.
+A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end summary.json and curve.png; where there
+are any, videos/ and histograms.jsonl.
 """
 
 import dataclasses
@@ -520,6 +521,7 @@ class Run:
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
             self._guard("summary.json", lambda: _write_json(self.path / "summary.json", summary))
             self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
+            self._guard("success_rates.png", lambda: plots.draw_histograms(self.path, self.path / "success_rates.png"))
             tqdm.write(plots.table(summary))
         if self._signal is not None or self._failed:
             raise SystemExit(1 if self._failed else 128 + self._signal)
