@@ -135,7 +135,7 @@ class Args(RunArgs):
 
     # --- network ---
     network: Literal["transformer", "permutation-invariant"] = "transformer"
-    """Kinetix's network over entities: 786k parameters, or 187k without attention."""
+    """Kinetix's network over entities: 786k parameters, or 222k without attention."""
 
     # --- evaluation ---
     evaluate: str | None = None

@@ -182,3 +182,35 @@ def test_without_kinetix(monkeypatch):
     with pytest.raises(ModuleNotFoundError) as error:
         kinetix.make("h0_weak_thrust")
     assert error.value.name == "kinetix"
+
+
+def test_packed_levels_are_the_levels(cache):
+    """Bit for bit, in all leaves; what is left out is what no sampled level has otherwise."""
+    env = kinetix.make_entities("m")
+    levels = jax.jit(jax.vmap(env.sample))(jax.random.split(jax.random.key(3), 512))
+    packed = jax.jit(jax.vmap(env.pack))(levels)
+    assert packed.shape == (512, env.level_bytes) and packed.dtype == np.uint8
+    whole = sum(x.nbytes for x in jax.tree.leaves(levels)) // 512
+    assert env.level_bytes < 0.35 * whole
+    back = jax.jit(jax.vmap(env.unpack))(packed)
+    for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(levels)[0], jax.tree.leaves(back), strict=True):
+        np.testing.assert_array_equal(old, new, err_msg=jax.tree_util.keystr(path))
+        assert old.dtype == new.dtype
+    assert len(np.unique(packed, axis=0)) == 512
+
+
+def test_evaluation_levels_are_fixed_and_named(cache, monkeypatch):
+    sampled = []
+
+    def sample(self, key, num):
+        sampled.append(num)
+        return jax.tree.map(lambda x: jnp.stack([x] * num), self.empty_level)
+
+    monkeypatch.setattr(kinetix.Kinetix, "sample_filtered", sample)
+    env, names = kinetix.make_evaluation("s", 70)
+    assert len(names) == env.num_levels == 80 and names[0] == "h0_weak_thrust" and names[10] == "random_0"
+    assert env.levels.thruster.active[0].sum() == 1 and not env.levels.thruster.active[10:].any()
+    assert sampled == [kinetix.SAMPLE_BATCH]  # traced once, for two batches
+    again, _ = kinetix.make_evaluation("s", 70)
+    assert_same(env.levels, again.levels)
+    assert len(sampled) == 1

@@ -19,6 +19,8 @@ import ppo_ewma
 import sfl_kinetix
 from common import arguments, envs, evaluation
 from common.actions import Categorical, Discrete
+from common.suites import kinetix
+from common.suites.kinetix_network import MODELS, ActorCritic
 from sfl_kinetix import Args, Found, Learner, Levels
 
 ROWS = P("device")
@@ -502,3 +504,65 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, monkeypatch, capsys
         assert (path / "videos" / "s-h0_weak_thrust.gif").exists()
         assert json.loads((path / "summary.json").read_text())["eval/solve_rate"]["mean"] == 0
         assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
+
+
+# On Kinetix
+
+
+@pytest.fixture(scope="module")
+def kinetix_env():
+    pytest.importorskip("kinetix")
+    return kinetix.make_entities("s")
+
+
+@pytest.mark.parametrize("network, number", [("transformer", 786_369), ("permutation-invariant", 221_521)])
+def test_networks_have_kinetix_sizes_whatever_the_size_of_the_levels(kinetix_env, network, number):
+    init = lambda suite: partial(sfl_kinetix.init_params, suite, ActorCritic(suite, MODELS[network]))  # noqa: E731
+    params = jax.eval_shape(init(kinetix_env), jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(params)) == number
+    larger = jax.eval_shape(init(kinetix.make_entities("l")), jax.random.key(0))
+    assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, larger)
+
+
+def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_path):
+    """As Kinetix's authors save it, with other options than ours; its outputs by Kinetix's own distribution."""
+    from kinetix.util.saving import save_pretrained_checkpoint
+
+    model = MODELS["permutation-invariant"] | {"actor_depth": 2, "critic_width": 32, "activation": "relu"}
+    network = ActorCritic(kinetix_env, model)
+    params = sfl_kinetix.init_params(kinetix_env, network, jax.random.key(1))
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    save_pretrained_checkpoint(params, {"model": model, "notes": "toy"}, tmp_path)
+    assert kinetix.is_published(str(tmp_path)) and not kinetix.is_published(str(tmp_path / "no"))
+    loaded, options = kinetix.load_published(str(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    _, obs = kinetix_env.start(kinetix_env.empty_level)
+    obs = jax.tree.map(lambda x: jnp.stack([x, x]), obs)
+    dist, value = ActorCritic(kinetix_env, options).apply(loaded, obs)
+    inputs = jax.tree.map(lambda x: x[None], obs), jnp.zeros((1, 2), bool)
+    _, theirs, their_value = kinetix.make_network(kinetix_env, model).apply(params, None, inputs)
+    actions = jnp.array([[0, 1, 2, 0, 1, 0], [2, 2, 1, 1, 0, 1]])
+    np.testing.assert_allclose(dist.log_prob(actions), theirs.log_prob(actions[None])[0], rtol=1e-6)
+    np.testing.assert_allclose(dist.entropy(), theirs.entropy()[0], rtol=1e-6)
+    np.testing.assert_allclose(value, their_value[0], rtol=1e-6)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(arguments.UsageError, match="cannot be read"):
+        kinetix.load_published(str(tmp_path))
+
+
+def test_a_run_on_kinetix(tmp_path):
+    """From the search to the gifs, on eight devices."""
+    pytest.importorskip("kinetix")
+    args = Args(
+        network="permutation-invariant", num_envs=16, num_steps=8, num_minibatches=2, update_epochs=1, search_batch=16,
+        num_candidates=32, buffer_size=4, buffer_every=2, learnability_steps=64, total_timesteps=128 * 2,
+        plasticity_every=1, eval_sizes=("s",), num_eval_levels=0, num_eval_episodes=1, capture_video=True,
+        video_buffer_levels=1, runs_dir=str(tmp_path), run_name="run",
+    )  # fmt: skip
+    run = sfl_kinetix.train(args)
+    search, first, second, evaluated = lines_of(run)
+    assert search["buffer/levels"] > 0 and search["search/measured"] <= 32
+    assert 0 < first["outer/kl"] < 1 and second["plasticity/feature_rank"] > 1
+    assert len([key for key in evaluated if key.startswith("levels/s/")]) == 3 * 10
+    assert {f.name for f in (run / "videos").iterdir()} == {"buffer-0.gif", "s-h0_weak_thrust.gif"}
+    assert (run / "success_rates.png").exists()

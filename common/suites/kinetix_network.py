@@ -33,7 +33,8 @@ class ActorCritic:
 
     def init(self, key: jax.Array, obs: Any) -> Any:
         """-> parameters, {"params": ...} as in a published checkpoint."""
-        return self._module.init(key, None, self._inputs(obs))
+        # Kinetix's modules also sow what they see, which `init` returns beside the parameters.
+        return {"params": self._module.init(key, None, self._inputs(obs))["params"]}
 
     def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
         _, dist, value = self._module.apply(params, None, self._inputs(obs))
