@@ -1,11 +1,13 @@
 """sfl_kinetix.py against Kinetix's own training functions, and the time and memory of its search for levels.
 
-    taskset -c 0 python benchmarks/search.py                  # on one core; ten minutes; writes results/search.json
+    python benchmarks/search.py                        # writes results/search.json; a quarter of an hour on two cores
+    taskset -c 0 python benchmarks/search.py --out results/search_one_core.json
 
 Training: one update of both in turn, rollout and inner loop, on the same levels. The peer is made of the functions of
 kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
-and sizes. Neither samples levels; what that costs in an update is told apart. Search: sampling and scoring of
-candidates, and the peak memory of a process that searches through few, more and many of them.
+and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels; what that costs
+in an update is told apart. Search: sampling and scoring of candidates, the peer's rollouts of the same size, and the
+peak memory of a process that searches through few, more and many candidates.
 """
 
 import datetime
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import sfl_kinetix
 from benchmarks.measure import peak_bytes
@@ -61,8 +64,8 @@ def timed(function: Any) -> tuple[Any, float]:
     return result, time.perf_counter() - began
 
 
-def make_peer(args: Any, env: Any, network: Any, params: Any) -> Any:
-    """-> function(level states, key) of one update as Kinetix's own functions do it."""
+def make_peer(args: Any, env: Any, network: Any, params: Any) -> tuple[Any, Any]:
+    """-> functions (level states, key) of one update and of a search's rollouts, as Kinetix's own functions do them."""
     import optax
     from flax.training.train_state import TrainState
     from kinetix.environment.env import make_kinetix_env
@@ -93,15 +96,22 @@ def make_peer(args: Any, env: Any, network: Any, params: Any) -> Any:
             key, state, carry, batch, *sizes, args.clip_eps, args.ent_coef, args.vf_coef
         )[0][1].params
 
-    return peer
+    @jax.jit
+    def score(levels: Any, key: jax.Array) -> Any:
+        obs, num_envs = jax.vmap(suite.env.get_obs)(levels), len(levels.timestep)
+        carry, steps = jnp.zeros((num_envs, 1)), args.learnability_steps
+        _, traj = learning.sample_trajectories_rnn(
+            key, kinetix_env, env_params, start, carry, obs, levels, num_envs, steps
+        )
+        return traj[3], traj[6]["GoalR"]
+
+    return peer, score
 
 
 def main(given: Args) -> None:
     flags = dict(num_envs=given.num_envs, num_steps=given.num_steps, minibatch_size=given.minibatch_size)
     found = dict(num_candidates=128, search_batch=128, buffer_size=128, buffer_share=0.5, learnability_steps=256)
-    args = sfl_kinetix.Args(
-        network=given.network, total_timesteps=10**12, num_devices=1, plasticity_every=0, **flags, **found
-    )
+    args = sfl_kinetix.Args(network=given.network, total_timesteps=10**12, plasticity_every=0, **flags, **found)
     hardware.start(args)
     args, env, network, programs, keys = sfl_kinetix.build(args)
     state = programs.init(keys)
@@ -142,14 +152,19 @@ def main(given: Args) -> None:
         "scoring_steps_per_second": steps / scoring,
         "steps_per_second": steps / (sampling + scoring),
     }
-    print(record["search"], flush=True)
 
     fresh = programs.sample(keys, sfl_kinetix.FRESH, 0)
     buffer, _ = programs.gather(best)
     state = state._replace(buffer=buffer)
     packed = sfl_kinetix.draw_levels(buffer, fresh[0, : given.num_envs // 2], given.num_envs // 2, keys)
-    peer = make_peer(args, env, network, jax.tree.map(jnp.copy, state.learner.params))
-    levels = jax.vmap(env.suite.start)(jax.vmap(env.suite.unpack)(packed))[0]
+    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.learner.params)  # on one device
+    peer, peer_score = make_peer(args, env, network, params)
+    start = jax.jit(lambda packed: jax.vmap(env.suite.start)(jax.vmap(env.suite.unpack)(packed))[0])
+    levels, candidates = start(np.asarray(packed)), start(np.asarray(fresh).reshape(-1, env.suite.level_bytes))
+    times = [timed(partial(peer_score, candidates, jax.random.key(i)))[1] for i in range(given.repetitions + 1)]
+    record["search"]["peer_scoring_s"] = statistics.median(times[1:])
+    record["search"]["ratio"] = statistics.median(times[1:]) / scoring
+    print(record["search"], flush=True)
     seconds: dict[str, list[float]] = {"ours": [], "peer": []}
     for i in range(given.repetitions + 1):
         (state, _, _), ours = timed(partial(programs.update, state, fresh))
