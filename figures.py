@@ -28,13 +28,14 @@ from tyro.conf import Positional, arg
 from common import arguments, plots, runs
 from common.arguments import UsageError
 from common.tracking import say
-from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets, scores
+from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets, scores, sfl, sfl_runs
 from experiments.data import Data, performance
 from experiments.verdicts import verdict
 
-PRESETS = {paper_a: presets.PRESETS, paper_b: paper_b_runs.PRESETS}
-PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
-FIGURES = paper_a.FIGURES | paper_b.FIGURES
+PRESETS = {paper_a: presets.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl: a part of paper A
+OF_A = paper_a.FIGURES | sfl.FIGURES
+FIGURES = {name: OF_A[name] for name in sorted(OF_A, key=lambda n: (int(n.rstrip("abc")), n))} | paper_b.FIGURES
+PAPERS = {name: next(paper for paper in PRESETS if name in paper.FIGURES) for name in FIGURES}
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,11 @@ def draw(name: str, args: Args, folder: Path) -> None:
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
     where = "a convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
-    seeds = max(len(data.final(cell)) for cell in needed)
+    seeds = max(len(data.final(cell)) for cell in needed)  # in a run; some have a run for each
+    seeds *= len({dict(cell.flags).get("seed") for cell in needed})
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
     gone = "count as random policies" if figure.suite else "are left out of the picture"
+    gone = "count as a solve rate of 0 at the end" if paper is sfl else gone
     caption = (
         f"Claim of the paper: {figure.claim} Here, on {where} with {seeds} seeds: {found}."
         + f" {len(unfinished)} of {len(needed)} runs are not finished." * bool(unfinished)
@@ -246,14 +249,16 @@ def rounded(value: Any) -> Any:
 
 
 def list_figures(args: Args) -> None:
-    for paper in dict.fromkeys(PAPERS[name] for name in args.names):
-        print(paper.CITATION)
-        for preset_name, preset in PRESETS[paper].items():
-            print(f"preset {preset_name}: {preset.about}")
+    for citation in dict.fromkeys(PAPERS[name].CITATION for name in args.names):
+        names = [name for name in args.names if citation == PAPERS[name].CITATION]
+        print(citation)
+        for paper in dict.fromkeys(PAPERS[name] for name in names):
+            for preset_name, preset in PRESETS[paper].items():
+                print(f"preset {preset_name}: {preset.about}")
         print()
-        for name in (name for name in args.names if PAPERS[name] is paper):
+        for name in names:
             there = []
-            for preset_name in PRESETS[paper]:
+            for preset_name in PRESETS[PAPERS[name]]:
                 cells = grid.with_sources(list(cells_of(name, preset_name).values()))
                 done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
                 there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")

@@ -26,6 +26,8 @@ AXIS_LABELS = {
     "charts/solve_rate": "solve rate",
     "charts/negative_distance": "−‖x‖ (negative distance from the optimum)",
     "charts/SPS": "environment steps per second",
+    "eval/solve_rate": "solve rate, evaluation",
+    "eval/hand_designed/solve_rate": "solve rate, hand-designed levels",
     "outer/kl": "KL of an update (nats)",
     "outer/grad_norm": "gradient norm (before any clipping)",
     "outer/update_norm": "norm of an update",

@@ -35,12 +35,14 @@ class Data:
         return self._lines[run.name]
 
     def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
-        """Values [T, seeds] between these fractions of the run; [1, 1] NaN where it is not finished."""
+        """Values [T, seeds] between these fractions of the run; [1, 1] NaN where it is not finished. Where nothing was
+        measured between them, as evaluations are sparse, the last before."""
         lines = self.lines(run)
         if not lines or lines[-1]["update"] != run.num_updates:
             return np.full((1, 1), np.nan)
-        kept = [line for line in lines if begin < line["update"] / run.num_updates <= end]
-        return plots.series(kept or lines[-1:], key)[1]
+        before = [line for line in lines if key in line and line["update"] / run.num_updates <= end]
+        kept = [line for line in before if line["update"] / run.num_updates > begin]
+        return plots.series(kept or before[-1:], key)[1]
 
     def curve(self, run: Cell, key: str, updates: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """x [T], y [T, seeds] for a plot: of training runs a running mean over a thirtieth of the run. A run that was
@@ -54,9 +56,10 @@ class Data:
         smooth = run.script != "stochastic_opt" and len(y) >= 64
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
-    def mean(self, run: Cell, begin: float, end: float) -> np.ndarray:
-        """Score over a part of the run. A seed that has diverged by then is as good as a random policy."""
-        values = self.part(run, performance(self.p, run), begin, end)
+    def mean(self, run: Cell, begin: float, end: float, key: str | None = None) -> np.ndarray:
+        """Score over a part of the run, of the performance or of another key on its scale. A seed that has diverged by
+        then is as good as a random policy."""
+        values = self.part(run, key or performance(self.p, run), begin, end)
         low, high = self.p.scale(run)
         diverged = self.diverged(run, end)
         if diverged is None:
@@ -69,18 +72,19 @@ class Data:
         lines = self.lines(run)
         if not lines or lines[-1]["update"] != run.num_updates:
             return None
-        kept = [line for line in lines if line["update"] / run.num_updates <= end] or lines[:1]
-        return np.array([value is None for value in np.ravel(kept[-1].get("outer/update_norm", 0.0))])
+        key = "outer/update_norm"  # of training; the last line may be an evaluation
+        kept = [line for line in lines if key in line and line["update"] / run.num_updates <= end] or lines[:1]
+        return np.array([value is None for value in np.ravel(kept[-1].get(key, 0.0))])
 
-    def final(self, run: Cell) -> np.ndarray:
-        return self.mean(run, 0.9, 1.0)
+    def final(self, run: Cell, key: str | None = None) -> np.ndarray:
+        return self.mean(run, 0.9, 1.0, key)
 
-    def middle(self, run: Cell) -> np.ndarray:
-        return self.mean(run, 0.4, 0.5)
+    def middle(self, run: Cell, key: str | None = None) -> np.ndarray:
+        return self.mean(run, 0.4, 0.5, key)
 
-    def gain(self, run: Cell) -> np.ndarray:
+    def gain(self, run: Cell, key: str | None = None) -> np.ndarray:
         """In the second half of the run."""
-        return self.final(run) - self.middle(run)
+        return self.final(run, key) - self.middle(run, key)
 
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
         """log10 of the geometric mean."""

@@ -83,7 +83,8 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.set_xlabel(picture.x_label)
         if column == 0:
             axes.set_ylabel(picture.y_label)
-        if picture.log_x:
+        # Where there is nothing to draw yet, there are no limits.
+        if picture.log_x and any(np.any(line.x > 0) for line in lines):
             axes.set_xscale("log")
             if lines and all(line.kind.endswith("points") for line in lines):
                 ticks = sorted({x for line in lines for x in line.x})
@@ -93,7 +94,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
-        if picture.y_limits:
+        if picture.y_limits and np.isfinite(picture.y_limits).all():
             axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
             axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")

@@ -16,16 +16,17 @@ import figures
 import ppo
 import ppo_ewma
 import pqn
+import sfl_kinetix
 import stochastic_opt
 from common import arguments, runs
-from experiments import grid, paper_a, paper_b, pictures
+from experiments import grid, paper_a, paper_b, pictures, sfl
 from experiments.data import Data
 from experiments.grid import Cell
 from experiments.presets import PRESETS
 from experiments.verdicts import Check, difference, verdict, within
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn, "stochastic_opt": stochastic_opt}
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn, "sfl_kinetix": sfl_kinetix, "stochastic_opt": stochastic_opt}
 LAPTOP = PRESETS["laptop"]
 
 
@@ -117,7 +118,7 @@ def test_the_scripts_accept_the_commands(name, preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", [paper_a, paper_b])
+@pytest.mark.parametrize("paper", figures.PRESETS)
 def test_a_name_stands_for_one_command(paper, preset):
     commands, names = {}, {}
     for name in paper.FIGURES:
@@ -125,11 +126,11 @@ def test_a_name_stands_for_one_command(paper, preset):
             words = shlex.join(grid.command(cell, Path("/nowhere"))).replace(cell.name, "NAME")
             assert commands.setdefault(cell.name, words) == words
             assert names.setdefault(words, cell.name) == cell.name
-    assert len(names) > 60
+    assert len(names) > (7 if paper is sfl else 60)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", [paper_a, paper_b])
+@pytest.mark.parametrize("paper", figures.PRESETS)
 def test_a_name_is_that_of_one_folder(paper, preset):
     names = {cell.name for name in paper.FIGURES for cell in figures.cells_of(name, preset).values()}
     assert all(Path(name).name == name and len(name) < 200 for name in names)
@@ -144,15 +145,22 @@ def test_names_differ_between_presets(name):
 def test_names_differ_between_papers():
     """Their runs are in one folder."""
     for preset in PRESETS:
-        a, b = (
+        names = [
             {c.name for n in paper.FIGURES for c in figures.cells_of(n, preset).values()} for paper in figures.PRESETS
-        )
-        assert not a & b
+        ]
+        assert len(set().union(*names)) == sum(map(len, names))
 
 
 def test_every_figure_has_the_presets_of_its_paper():
-    assert list(figures.FIGURES) == [*paper_a.FIGURES, *paper_b.FIGURES] == list(figures.PAPERS)
-    assert all((figures.PAPERS[name] is paper_b) == name.startswith("B") for name in figures.FIGURES)
+    of_a = [
+        *("1a", "1b", "2a", "2b", "2c", "3a", "3b", "4", "5a", "5b", "6a", "6b", "7a", "7b", "8", "9", "11"),
+        *("12a", "12b", "13", "14", "15", "16a", "16b", "17", "18", "19", "20"),
+    ]
+    assert list(figures.FIGURES) == [*of_a, *paper_b.FIGURES] == list(figures.PAPERS)
+    assert {*paper_a.FIGURES, *sfl.FIGURES} == set(of_a) and not paper_a.FIGURES.keys() & sfl.FIGURES.keys()
+    for name, figure in figures.FIGURES.items():
+        assert figures.PAPERS[name].FIGURES[name] is figure
+        assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
     assert all(list(presets) == list(PRESETS) for presets in figures.PRESETS.values())
 
 
@@ -231,6 +239,36 @@ def test_a_seed_that_diverged_is_a_random_policy(tmp_path, norm, scores):
 def test_a_seed_without_a_finished_episode_in_a_line_is_scored_by_its_others(tmp_path):
     cell, data = small_run(tmp_path, [[-150.0, -150.0]] * 19 + [[-150.0, None]], norms=[[1.0, 1.0]] * 20)
     np.testing.assert_array_equal(data.final(cell), [1.0, 1.0])
+
+
+def sparse_run(folder, evaluations, norms=()):
+    """20 lines of training, and one more at each of these updates, with an evaluation of two seeds."""
+    cell, lines = Cell("ppo", "sparse", (), 20), []
+    for i in range(1, 21):
+        norm = dict(norms).get(i, 1.0)
+        lines.append({"update": i, "global_step": i, "outer/kl": float(i), "outer/update_norm": [1.0, norm]})
+        if i in evaluations:
+            lines.append({"update": i, "global_step": i, "eval/x": evaluations[i]})
+    write_run(folder, cell, lines)
+    return cell, Data(LAPTOP, folder)
+
+
+def test_between_evaluations_the_last_one_counts(tmp_path):
+    """Not a later one, and of what is logged in every line none but those of the part."""
+    cell, data = sparse_run(tmp_path, {4: [0.1, 0.2], 8: [0.3, 0.4], 16: [0.5, 0.6]})
+    part = lambda *ends: data.part(cell, "eval/x", *ends).tolist()  # noqa: E731
+    assert part(0.4, 0.5) == [[0.3, 0.4]] and part(0.9, 1.0) == [[0.5, 0.6]]
+    assert part(0.1, 0.4) == [[0.1, 0.2], [0.3, 0.4]] and part(0.7, 0.8) == [[0.5, 0.6]]
+    assert data.part(cell, "eval/x", 0.0, 0.1).shape == (0, 1)
+    assert data.part(cell, "outer/kl", 0.4, 0.5).tolist() == [[9.0], [10.0]]
+    np.testing.assert_allclose(data.middle(cell, "eval/x"), (np.array([0.3, 0.4]) + 1200) / 1050)
+
+
+def test_a_seed_diverged_is_known_though_the_last_line_is_an_evaluation(tmp_path):
+    cell, data = sparse_run(tmp_path, {10: [0.1, 0.2], 20: [0.1, 0.2]}, {i: None for i in range(10, 21)})
+    assert data.diverged(cell).tolist() == data.diverged(cell, 0.5).tolist() == [False, True]
+    assert data.diverged(cell, 0.45).tolist() == [False, False]
+    assert data.final(cell, "eval/x")[1] == 0.0 and data.final(cell, "eval/x")[0] > 1.0
 
 
 def test_unfinished_and_missing_runs_have_no_score(tmp_path):
@@ -390,6 +428,13 @@ def test_with_half_of_its_runs_a_figure_is_drawn_and_decides_nothing(monkeypatch
     assert drawn or (tmp_path / f"fig_{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("name", ["5a", "8", "12b", "13", *sfl.FIGURES])
+def test_a_figure_without_any_run_is_drawn(tmp_path, name):
+    figures.draw(name, figures.Args((name,), results_dir=str(tmp_path)), tmp_path / "nothing")
+    assert read(tmp_path / f"fig_{name}.json")["verdict"] == "not enough data"
+    assert (tmp_path / f"fig_{name}.png").stat().st_size > 10_000
+
+
 # The command line
 
 
@@ -460,8 +505,9 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     ]  # fmt: skip
     a, _, b = text.partition(paper_b.CITATION)
     assert a.startswith(paper_a.CITATION) and "\n BN  " not in a and "\n  BN  " in b
-    for part, paper in ((a, paper_a), (b, paper_b)):
+    for part, paper in ((a, paper_a), (a, sfl), (b, paper_b)):
         assert all(f"preset {name}: {preset.about}" in part for name, preset in figures.PRESETS[paper].items())
+    assert a.count(paper_a.CITATION) == 1
 
 
 def test_the_list_of_some_figures_names_no_others(monkeypatch, capsys, tmp_path, in_root):

@@ -1,0 +1,278 @@
+"""Beukman et al. 2026 (https://arxiv.org/abs/2603.06009), section 6, appendices D to F, SFL on Kinetix: from the runs
+of each figure to its picture and checks. A score is a solve rate."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from common import plots
+from experiments import paper_a
+from experiments.data import Data, Figure, axis
+from experiments.grid import Cell
+from experiments.pictures import Line, Picture
+from experiments.sfl_runs import Cells, com_cells, env_cells, filter_cells, minibatch_cells, rate_cells
+from experiments.verdicts import Check, difference
+
+CITATION = paper_a.CITATION
+MARGIN = 0.05  # of solve rate: less is no difference
+FLAT = 0.02  # of solve rate in the second half of a run: less is a plateau
+SEEDS = 3  # as many as the paper has. Two would often agree by chance, and an interval without width decides
+ENOUGH = {"s": 65536}  # environments, for this size of levels
+HAND_DESIGNED = "eval/hand_designed/solve_rate"
+MINIBATCHES = "minibatches per epoch (--num-minibatches)"
+
+Shown = tuple[Picture, list[Check]]
+
+
+def parts(cells: Cells, place: int) -> list[Any]:
+    """The values at this place of the keys: sizes, what varies, seeds."""
+    return list(dict.fromkeys(key[place] for key in cells))
+
+
+def of(cells: Cells, size: str, what: Any) -> list[Cell]:
+    """The runs of all seeds."""
+    return [run for key, run in cells.items() if key[:2] == (size, what)]
+
+
+def over_seeds(statistic: Callable[[Cell], np.ndarray], runs: Sequence[Cell]) -> np.ndarray:
+    """A statistic [seeds of a run] of all runs. -> [seeds]."""
+    return np.concatenate([statistic(run) for run in runs])
+
+
+def compare(what: str, a: np.ndarray, b: np.ndarray | float, **wanted: float) -> Check:
+    """`difference`, which decides nothing with less than SEEDS seeds."""
+    check = difference(what, a, b, **wanted)
+    few = min(np.size(x) for x in (a, b) if np.ndim(x)) < SEEDS
+    return check._replace(low=np.nan, high=np.nan) if few else check
+
+
+def joined(label: str, drawn: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:
+    """One line of several runs alike: x [T], y [T, seeds] of each. One that has not come as far ends earlier."""
+    x = max((x for x, _ in drawn), key=len)
+    pad = lambda y: np.pad(y, ((0, len(x) - len(y)), (0, 0)), constant_values=np.nan)  # noqa: E731
+    return [Line(label, x, np.concatenate([pad(y) for _, y in drawn if len(y)], axis=1))] if len(x) else []
+
+
+def learning_curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None = None) -> Picture:
+    """Logarithmic where budgets differ, as they do by factors."""
+    key, panels = key or d.p.performance, {}
+    for size in parts(cells, 0):
+        drawn = {what: [d.curve(run, key) for run in of(cells, size, what)] for what in parts(cells, 1)}
+        panels[panel(size)] = [line for what, runs in drawn.items() for line in joined(label(what), runs)]
+    log_x = len({dict(run.flags)["total_timesteps"] for run in cells.values()}) > 1
+    return Picture(panels, paper_a.STEPS, plots.AXIS_LABELS[key], log_x=log_x, shows=paper_a.UNSMOOTHED)
+
+
+def panel(size: str) -> str:
+    return f"size {size.upper()}"
+
+
+def envs_label(envs: int) -> str:
+    return f"--num-envs {envs}"
+
+
+def minibatches_label(minibatches: int) -> str:
+    return f"--num-minibatches {minibatches}"
+
+
+def show_envs(d: Data, cells: Cells) -> Shown:
+    """Figure 11."""
+    envs, checks = parts(cells, 1), []
+    small, large = envs[0], envs[-1]
+    for size in parts(cells, 0):
+        final = {n: over_seeds(d.final, of(cells, size, n)) for n in envs}
+        gain = {n: over_seeds(d.gain, of(cells, size, n)) for n in envs}
+        checks += [
+            compare(f"{panel(size)}: final solve rate, {large} environments less {small}", final[large], final[small],
+                    above=0.0),
+            compare(f"{panel(size)}: gain in the second half, {small} environments", gain[small], 0.0, below=FLAT),
+            compare(f"{panel(size)}: gain in the second half, {large} environments", gain[large], 0.0, above=0.0),
+        ]  # fmt: skip
+        enough = ENOUGH.get(size)
+        if enough in envs and enough != large:
+            what = f"{panel(size)}: final solve rate, {large} environments less {enough}"
+            checks.append(compare(what, final[large], final[enough], below=MARGIN))
+    return learning_curves(d, cells, envs_label), checks
+
+
+def show_hand_designed(d: Data, cells: Cells) -> Shown:
+    """Figure 20: the same order; whether a curve stands still is lost in its noise."""
+    envs, checks = parts(cells, 1), []
+    small, large = envs[0], envs[-1]
+    for size in parts(cells, 0):
+        final = {n: over_seeds(lambda run: d.final(run, HAND_DESIGNED), of(cells, size, n)) for n in (small, large)}
+        what = f"{panel(size)}: final solve rate on hand-designed levels, {large} environments less {small}"
+        checks.append(compare(what, final[large], final[small], above=0.0))
+    return learning_curves(d, cells, envs_label, HAND_DESIGNED), checks
+
+
+def show_minibatches(d: Data, cells: Cells) -> Shown:
+    """Figure 15."""
+    few, middle, many = parts(cells, 1)
+    checks = []
+    for size in parts(cells, 0):
+        final = {m: over_seeds(d.final, of(cells, size, m)) for m in (few, middle, many)}
+        half = {m: over_seeds(d.middle, of(cells, size, m)) for m in (middle, many)}
+        checks += [
+            compare(f"{panel(size)}: final solve rate, {middle} minibatches less {few}", final[middle], final[few],
+                    above=MARGIN),
+            compare(f"{panel(size)}: solve rate in the middle of the run, {many} minibatches less {middle}",
+                    half[many], half[middle], above=0.0),
+            compare(f"{panel(size)}: final solve rate, {many} minibatches less {middle}", final[many], final[middle],
+                    below=MARGIN),
+        ]  # fmt: skip
+    return learning_curves(d, cells, minibatches_label), checks
+
+
+def speed(d: Data, run: Cell) -> np.ndarray:
+    """Steps per second of all seeds of a run, its median: a run has one speed. -> [1]."""
+    return dict(run.flags)["num_seeds"] * np.median(d.part(run, "charts/SPS", 0.0, 1.0), axis=0)
+
+
+def show_speed(d: Data, cells: Cells) -> Shown:
+    """Figure 16a. The interval is over runs."""
+    numbers, checks, lines = parts(cells, 1), [], []
+    few, middle, many = numbers
+    for size in parts(cells, 0):
+        speeds = {m: over_seeds(lambda run: speed(d, run), of(cells, size, m)) for m in numbers}
+        lines.append(Line(panel(size), np.array(numbers, np.float64), np.stack([*speeds.values()]), "points"))
+        logs = {m: np.log10(speeds[m]) for m in numbers}
+        what = f"{panel(size)}: log10 of the speed, {{}} minibatches over {{}}"
+        checks += [
+            compare(what.format(middle, many), logs[middle], logs[many], above=paper_a.LITTLE),
+            compare(what.format(few, middle), logs[few], logs[middle]),
+        ]
+    label = "steps per second, learning included"
+    limits = (0.0, 1.1 * float(np.nan_to_num([line.y for line in lines]).max(initial=1.0)))
+    how = "Each value is the median of a run; mean and 95 % interval over runs"
+    return Picture({"": lines}, MINIBATCHES, label, log_x=True, y_limits=limits, shows=how), checks
+
+
+def timed(d: Data, run: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """The performance by seconds since the start, compilation and searches included. -> [T], [T, seeds]."""
+    return plots.series([line | {"global_step": line["time"]} for line in d.lines(run)], d.p.performance)
+
+
+def at(seconds: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """A curve at these times [n]; before its first value that one, which favours what is slow. -> [n, seeds]."""
+    x, y = curve
+    return np.stack([np.interp(seconds, x, seed) for seed in y.T], axis=1)
+
+
+def show_clock(d: Data, cells: Cells) -> Shown:
+    """Figure 16b. Compared is what there is when the first run is over: later a slow one is ahead because it was given
+    more time."""
+    few, middle, many = parts(cells, 1)
+    panels: dict[str, list[Line]] = {}
+    checks = []
+    for size in parts(cells, 0):
+        runs = {m: of(cells, size, m) for m in (few, middle, many)}
+        curves = {m: [timed(d, run) for run in runs[m]] for m in runs}
+        panels[panel(size)] = [line for m in runs for line in common_clock(minibatches_label(m), curves[m])]
+        end, then = np.full(1, np.nan), dict.fromkeys(runs, np.full(1, np.nan))
+        if all(d.diverged(run) is not None for m in runs for run in runs[m]):  # all are finished
+            end = np.array([min(x[-1] for m in runs for x, _ in curves[m])])
+            then = {m: np.concatenate([at(end, curve)[0] for curve in curves[m]]) for m in runs}
+        what = f"{panel(size)}: solve rate when the first run is over ({end[0]:.0f} s), {middle} minibatches less"
+        checks += [
+            compare(f"{what} {few}", then[middle], then[few], above=0.0),
+            compare(f"{what} {many}", then[middle], then[many], above=0.0),
+        ]
+    return Picture(panels, "seconds since the start", axis(d.p), shows=paper_a.UNSMOOTHED), checks
+
+
+def common_clock(label: str, runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:
+    """One line of several runs, which are evaluated at times of their own: from where all have begun to where one
+    ends."""
+    runs = [(x, y) for x, y in runs if len(x)]
+    if not runs:
+        return []
+    seconds = np.linspace(max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs), max(len(x) for x, _ in runs))
+    return [Line(label, seconds, np.concatenate([at(seconds, curve) for curve in runs], axis=1))]
+
+
+def plateau(d: Data, cells: Cells, size: str, what: str) -> Check:
+    """It gains nothing in the second half; a fall counts, too."""
+    gain = over_seeds(d.gain, of(cells, size, what))
+    return compare(f"{panel(size)}: gain in the second half, {what}", gain, 0.0, below=FLAT)
+
+
+def ahead(d: Data, cells: Cells, size: str, first: str, second: str, gain: bool = False) -> Check:
+    """The first ends higher than the second, or gains more in the second half."""
+    a, b = (over_seeds(d.gain if gain else d.final, of(cells, size, what)) for what in (first, second))
+    kind = "gain in the second half" if gain else "final solve rate"
+    return compare(f"{panel(size)}: {kind}, {first} less {second}", a, b, above=0.0)
+
+
+def show_rates(d: Data, cells: Cells) -> Shown:
+    """Figure 17. Too slow is what ends behind the largest N."""
+    baseline, lower, largest = parts(cells, 1)
+    checks = []
+    for size in parts(cells, 0):
+        checks += [
+            plateau(d, cells, size, baseline),
+            ahead(d, cells, size, lower, baseline, gain=True),
+            ahead(d, cells, size, largest, lower),
+        ]
+    return learning_curves(d, cells, str), checks
+
+
+def show_coms(d: Data, cells: Cells) -> Shown:
+    """Figure 18: what counts is the largest COM."""
+    baseline, *_, com, _ = parts(cells, 1)
+    checks = []
+    for size in parts(cells, 0):
+        checks += [
+            plateau(d, cells, size, baseline),
+            ahead(d, cells, size, com, baseline, gain=True),
+            ahead(d, cells, size, com, baseline),
+        ]
+    return learning_curves(d, cells, str), checks
+
+
+def show_filters(d: Data, cells: Cells) -> Shown:
+    """Figure 19."""
+    *alike, largest = parts(cells, 1)
+    checks = []
+    for size in parts(cells, 0):
+        checks += [plateau(d, cells, size, what) for what in alike]
+        checks += [ahead(d, cells, size, largest, what) for what in alike]
+    return learning_curves(d, cells, str), checks
+
+
+MANY = "Few minibatches (larger ones, the learning rate scaled by the root) are far worse; many are "
+FIGURES = {
+    "11": Figure(
+        "SFL on Kinetix, parallel environments",
+        "Few environments plateau early, many go on improving; on size S 65,536 are enough.", env_cells, show_envs,
+    ),
+    "15": Figure(
+        "SFL on Kinetix, minibatches per epoch at the largest N",
+        f"{MANY}a little more sample efficient, with about the same end.", minibatch_cells, show_minibatches,
+    ),
+    "16a": Figure(
+        "SFL on Kinetix, speed by minibatches per epoch", "Many minibatches are much slower.", minibatch_cells,
+        show_speed,
+    ),
+    "16b": Figure(
+        "SFL on Kinetix, minibatches per epoch against the clock",
+        "In the same time a middle number of minibatches gets farthest.", minibatch_cells, show_clock,
+    ),
+    "17": Figure(
+        "SFL on Kinetix, learning rate", "A lower learning rate avoids the plateau, too, but takes too long.",
+        rate_cells, show_rates,
+    ),
+    "18": Figure(
+        "SFL on Kinetix, PPO-EWMA", "With a large COM the plateau is later and higher.", com_cells, show_coms,
+    ),
+    "19": Figure(
+        "SFL on Kinetix, more levels to choose from",
+        "Neither more candidates nor these and a larger buffer prevent the plateau; more environments do.",
+        filter_cells, show_filters,
+    ),
+    "20": Figure(
+        "SFL on Kinetix, hand-designed levels", "The same order as on random levels: more environments end higher.",
+        env_cells, show_hand_designed,
+    ),
+}  # fmt: skip
