@@ -37,7 +37,6 @@ ESTIMATORS = {
     "window, 512 steps": {"learnability_estimator": "window"},
     "2 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 2},
     "4 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 4},
-    "8 episodes": {"learnability_estimator": "episodes", "learnability_episodes": 8},
 }
 
 
@@ -45,7 +44,7 @@ ESTIMATORS = {
 class Args:
     run: Positional[str]
     """RUN or RUN@UPDATE of sfl_kinetix.py, whose policy plays."""
-    candidates: int = 2048
+    candidates: int = 1024
     """Random levels to choose from."""
     keep: int = 64
     """How many of them each estimator keeps."""
