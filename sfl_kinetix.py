@@ -4,10 +4,10 @@
     python sfl_kinetix.py --num-envs 65536 --num-candidates 262144 --buffer-size 8192 --buffer-every 32
     python sfl_kinetix.py --evaluate runs/NAME                              # or RUN@UPDATE, or a published checkpoint
 
-Every T updates (--buffer-every) the policy plays L steps (--learnability-steps) on each of many random levels
-(--num-candidates); of its success rate p on a level, p (1 - p) is the level's learnability, and the best K
-(--buffer-size) stay. Each update starts N environments on new levels, a share rho (--buffer-share) of them from these K
-and the others fresh random ones; an environment keeps its level for the update. Beukman et al. 2026
+Every --buffer-every updates the policy plays --learnability-steps on each of --num-candidates random levels; of its
+success rate p on a level, p (1 - p) is the level's learnability, and the best --buffer-size stay. Each update starts N
+environments on new levels, a share --buffer-share of them from this buffer, the others fresh random ones; an
+environment keeps its level for the update. Beukman et al. 2026
 (https://arxiv.org/abs/2603.06009, section 6, tables 2 and 3, the defaults here) show with it that N decides how long
 learning goes on. --com turns PPO into PPO-EWMA. Network: Kinetix's own. docs/sfl_kinetix.md explains the logged keys.
 """
@@ -42,7 +42,8 @@ from common.metrics import (
 )
 from common.shuffle import random_permutation
 from common.suites import kinetix
-from common.suites.kinetix_network import MODELS, ActorCritic
+from common.suites.kinetix_network import ACTIVATIONS, MODELS, ActorCritic
+from common.tracking import say
 
 PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
 KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
@@ -67,21 +68,21 @@ class Args(RunArgs):
     env_id: Literal["kinetix/s", "kinetix/m", "kinetix/l"] = "kinetix/s"
     """Random Kinetix levels of this size."""
     num_candidates: int = 12288
-    """Levels that a search looks through."""
+    """Levels that a search looks through; rounded up to whole batches."""
     search_batch: int | None = None
     """Levels sampled and scored at a time; memory follows it, not --num-candidates. By default as many as an update has
-    fresh levels, or if these are few a multiple of them, about 256."""
+    fresh levels, or the least multiple of them that is at least 256."""
     buffer_size: int = 1024
-    """K: levels that a search keeps."""
+    """Levels that a search keeps."""
     buffer_every: int = 128
-    """T: updates between two searches."""
+    """Updates between two searches."""
     buffer_share: float = 0.5
     """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
     learnability_estimator: Literal["window", "episodes"] = "window"
     """window: p of the episodes that end within --learnability-steps, as in the papers; biased, as quick successes
     count more often than slow failures. episodes: p (1 - p) from --learnability-episodes on each level, unbiased."""
     learnability_steps: int = 512
-    """L: steps on each candidate (window)."""
+    """Steps on each candidate (window)."""
     learnability_episodes: int = 4
     """Episodes on each candidate, side by side (episodes)."""
 
@@ -173,6 +174,10 @@ class Args(RunArgs):
         # Minibatch size and number stand for each other from here on, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=16384)
 
+    def from_buffer(self, num_envs: int) -> int:
+        """How many of a chunk's environments on a device are on levels of the buffer."""
+        return round(self.buffer_share * num_envs)
+
     @property
     def size(self) -> str:
         return self.env_id.removeprefix("kinetix/")
@@ -186,12 +191,16 @@ class Args(RunArgs):
         return self.total_timesteps // self.batch_size
 
 
-# Numbers that a network holds at a time for an observation, of size L.
-ACTIVATIONS = {"transformer": 40_000, "permutation-invariant": 12_000}
 # What --evaluate takes over from a run.
-TRAINED_WITH = ("env_id", "network", "num_seeds", "num_envs", "num_steps", "total_timesteps", "buffer_share")
+TRAINED_WITH = (
+    *("env_id", "network", "num_seeds", "num_envs", "num_steps", "total_timesteps", "minibatch_size"),
+    *("num_minibatches", "num_candidates"),
+)
 
 
+# From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions, F the
+# fresh levels of a chunk, B those sampled at a time, L the buffer's; a level is so many bytes.
 class Proximal(NamedTuple):
     """What the policy is clipped against: the moving average of the parameters."""
 
@@ -208,18 +217,21 @@ class Learner(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """The best levels of a search, best first; from the first score of -inf on there are none."""
+    """Levels; in the buffer [L] best first, and from the first score of -inf on there are none."""
 
-    data: jax.Array  # uint8 [K, bytes], see Kinetix.pack
-    score: jax.Array  # [K]
-    success_rate: jax.Array  # [K], when they were scored
+    data: jax.Array  # uint8 [L, bytes], see Kinetix.pack
+    score: jax.Array  # [L]
+    success_rate: jax.Array  # [L], when they were scored
 
 
 class Found(NamedTuple):
     """What a search has found so far, on one device."""
 
     best: Levels
-    tally: jax.Array  # [1, 14]: how many levels were measured, sums of p and of p (1 - p), histogram of p
+    measured: jax.Array  # [1], candidates on which an episode ended
+    rates: jax.Array  # [1], sum of their p
+    values: jax.Array  # [1], sum of their p (1 - p)
+    histogram: jax.Array  # [1, 11], of their p
 
 
 class TrainState(NamedTuple):
@@ -260,13 +272,13 @@ def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Ca
     return network.apply(params, bits.unpack(obs))
 
 
-def draw_levels(buffer: Levels, fresh: jax.Array, number: int, key: jax.Array) -> jax.Array:
-    """The levels of an update's environments: `number` of the buffer, each equally likely, then the fresh ones.
+def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array) -> jax.Array:
+    """The levels of an update's environments: `num_known` of the buffer, each equally likely, then the fresh ones.
 
-    fresh: uint8 [F, bytes]. -> uint8 [number + F, bytes].
+    fresh: uint8 [F, bytes]. -> uint8 [num_known + F, bytes].
     """
     there = (buffer.score > -jnp.inf).sum()
-    return jnp.concatenate([buffer.data[jax.random.randint(key, (number,), 0, jnp.maximum(there, 1))], fresh])
+    return jnp.concatenate([buffer.data[jax.random.randint(key, (num_known,), 0, jnp.maximum(there, 1))], fresh])
 
 
 def rollout(
@@ -280,7 +292,9 @@ def rollout(
     policy = partial(forward, args, network, params)
     num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
     num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * num_parts)))
-    from_buffer = jnp.arange(env.num_envs) < round(args.buffer_share * env.num_envs)
+    # At random, since the first environments are on levels of the buffer; beyond the keys of the steps below.
+    measured = random_permutation(jax.random.fold_in(key, args.num_steps), env.num_envs)(jnp.arange(num_measured))
+    from_buffer = jnp.arange(env.num_envs) < args.from_buffer(env.num_envs)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
@@ -295,8 +309,7 @@ def rollout(
         transition = Transition(
             seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        # Spread over the environments, of which the first are on levels of the buffer.
-        sample = jax.tree.map(lambda x: x[:: env.num_envs // num_measured][:num_measured], (seen, dist))
+        sample = jax.tree.map(lambda x: x[measured], (seen, dist))
         ended = [out.episode._replace(done=out.episode.done & of) for of in (from_buffer, ~from_buffer)]
         return (env_state, out.obs), (transition, sample, jnp.stack([envs.episode_sums(each) for each in ended]))
 
@@ -455,20 +468,20 @@ def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
 def plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
     """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it [n, ...]. -> scalars."""
     policy = partial(forward, args, network)
-    obs = bits.unpack(batch.obs)
-    dist, _ = network.apply(learner.params, obs)
+    dist, _ = policy(learner.params, batch.obs)
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
     proximal = learner.proximal and learner.proximal.params
-    entities = jnp.concatenate([x.reshape(x.shape[0], -1).astype(jnp.float32) for x in jax.tree.leaves(obs)], axis=1)
+    obs = bits.unpack(batch.obs)
+    flat = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(obs)], axis=1)
     return {
         **layer_metrics(network.hidden(learner.params, obs), args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, proximal, part)[0], batch),
         "plasticity/weight_norm": weight_norm(learner.params),
         "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(batch.action) - batch.log_prob),
         "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage_pca(entities),
+        "plasticity/coverage_pca": coverage_pca(flat),
     }
 
 
@@ -486,7 +499,7 @@ def update(
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    num_known = round(args.buffer_share * env.num_envs)
+    num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))
 
@@ -508,7 +521,7 @@ def update(
     sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     metrics |= {
-        f"charts/solve_rate_{kind}": own[3] / own[0] for kind, own in zip(("buffer", "fresh"), sums, strict=True)
+        f"charts/{kind}_solve_rate": own[3] / own[0] for kind, own in zip(("buffer", "fresh"), sums, strict=True)
     }
     # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
     probe = jax.lax.all_gather(probe, "device", tiled=True)
@@ -545,7 +558,7 @@ def play_levels(
         action_key, env_key = jax.random.split(key)
         dist, _ = forward(args, network, params, obs)
         env_state, out = env.step(env_key, env_state, dist.sample(action_key))
-        counted = out.episode.done & (window | (episodes == 0))
+        counted = out.episode.done & (window or episodes == 0)  # of each copy the first episode only
         return (env_state, out.obs, successes + (counted & out.episode.success), episodes + counted), None
 
     nothing = jnp.zeros(env.num_envs, jnp.int32)
@@ -566,16 +579,21 @@ def learnability(args: Args, successes: jax.Array, episodes: jax.Array) -> tuple
 
 
 def keep_best(kept: Levels, new: Levels) -> Levels:
-    """The best K of [K] and [B] levels, best first; of equal ones those of `kept`."""
+    """The best L of [L] and [B] levels, best first; of equal ones those of `kept`."""
     both = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, new)
     _, index = jax.lax.top_k(both.score, len(kept.score))
     return jax.tree.map(lambda x: x[index], both)
 
 
+def nothing_found(args: Args, env: envs.LevelEnv) -> Found:
+    """What a search begins with."""
+    return Found(no_levels(args, env), *jnp.zeros((3, 1)), jnp.zeros((1, len(RATES))))
+
+
 def no_levels(args: Args, env: envs.LevelEnv) -> Levels:
     """An empty buffer."""
     data = jnp.zeros((args.buffer_size, env.suite.level_bytes), jnp.uint8)
-    return Levels(data, jnp.full(args.buffer_size, -jnp.inf), jnp.zeros(args.buffer_size))
+    return Levels(data, jnp.full(args.buffer_size, -jnp.inf, jnp.float32), jnp.zeros(args.buffer_size))
 
 
 def score_levels(
@@ -599,8 +617,13 @@ def score_levels(
         # Kinetix's tie-break: of levels that teach nothing, rather those that are solved. NaN would win any sort.
         score = jnp.where(known, value + TIE_BREAK * rate, -jnp.inf)
         best = keep_best(found.best, Levels(levels, score, jnp.where(known, rate, 0.0)))
-        sums = jnp.stack([jnp.where(known, x, 0.0).sum() for x in (jnp.ones_like(rate), rate, value)])
-        return Found(best, found.tally + jnp.concatenate([sums, histogram(rate)])), None
+        return Found(
+            best,
+            found.measured + known.sum(),
+            found.rates + jnp.where(known, rate, 0.0).sum(),
+            found.values + jnp.where(known, value, 0.0).sum(),
+            found.histogram + histogram(rate),
+        ), None
 
     return jax.lax.scan(one_chunk, found, (levels, keys))[0]
 
@@ -612,7 +635,7 @@ def histogram(rate: jax.Array) -> jax.Array:
 
 def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array]]:
     """The best levels over all devices, on every device; what there is to say of them and of all candidates."""
-    kept, tally = found.best, jax.lax.psum(found.tally[0], "device")
+    kept, (measured, rates, values, counts) = found.best, jax.lax.psum(found[1:], "device")
     scores = jax.lax.all_gather(kept.score, "device", tiled=True)
     score, index = jax.lax.top_k(scores, args.buffer_size)
     device, row = index // args.buffer_size, index % args.buffer_size
@@ -624,11 +647,11 @@ def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array
     value = jnp.where(there, score - TIE_BREAK * rate, jnp.inf)
     mean = lambda x: jnp.where(there, x, 0.0).sum() / there.sum()  # noqa: E731
     metrics = {
-        "search/measured": tally[0],
-        "search/unmeasured": args.num_candidates - tally[0],
-        "search/success_rate": tally[1] / tally[0],
-        "search/learnability": tally[2] / tally[0],
-        "search/histogram": tally[3:],
+        "search/measured": measured[0],
+        "search/unmeasured": args.num_candidates - measured[0],
+        "search/success_rate": rates[0] / measured[0],
+        "search/learnability": values[0] / measured[0],
+        "search/histogram": counts[0],
         "buffer/levels": there.sum(),
         "buffer/success_rate": mean(rate),
         "buffer/learnability": mean(value),
@@ -638,16 +661,10 @@ def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array
     return Levels(data.astype(jnp.uint8), score, rate), metrics
 
 
-def init_params(suite: kinetix.Kinetix, network: ActorCritic, key: jax.Array) -> Any:
-    """A fresh network's."""
-    _, obs = suite.start(suite.empty_level)
-    return network.init(key, jax.tree.map(lambda x: x[None], obs))
-
-
 def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Array) -> TrainState:
     """A fresh network and an empty buffer."""
     network_key, key = jax.random.split(key)
-    params = init_params(env.suite, network, network_key)
+    params = network.init(network_key)
     proximal = None if args.com is None else Proximal(params, jnp.ones(()))
     learner = Learner(params, ADAM.init(params), proximal)
     return TrainState(learner, no_levels(args, env), key, jnp.int32(0))
@@ -675,22 +692,22 @@ def build(args: Args) -> tuple:
     env = envs.LevelEnv(suite, chunk // len(devices))
     network = ActorCritic(suite, MODELS[args.network])
     mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
-    seeds = jax.vmap if many else lambda function, in_axes=0: function
+    over_seeds = jax.vmap if many else lambda function, in_axes=0: function
     chunks, rows = (P(None, None, "device"), P(None, "device")) if many else (P(None, "device"), P("device"))
 
     def on_devices(function: Any, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, donate_argnums=donate)
 
-    score = seeds(partial(score_levels, args, env, network), in_axes=(0, 0, 0, 0, None))
+    score = over_seeds(partial(score_levels, args, env, network), in_axes=(0, 0, 0, 0, None))
     programs = Programs(
-        init=on_devices(seeds(partial(init_state, args, env, network)), P(), P()),
-        update=on_devices(seeds(partial(update, args, env, network)), (P(), chunks), P(), donate=(0,)),
-        measured=on_devices(seeds(partial(plasticity, args, network)), P(), P()),
-        sample=on_devices(seeds(partial(sample_levels, args, env), in_axes=(0, None, None)), P(), chunks),
-        begin=on_devices(seeds(lambda _: Found(no_levels(args, env), jnp.zeros((1, 3 + len(RATES))))), P(), rows),
+        init=on_devices(over_seeds(partial(init_state, args, env, network)), P(), P()),
+        update=on_devices(over_seeds(partial(update, args, env, network)), (P(), chunks), P(), donate=(0,)),
+        measured=on_devices(over_seeds(partial(plasticity, args, network)), P(), P()),
+        sample=on_devices(over_seeds(partial(sample_levels, args, env), in_axes=(0, None, None)), P(), chunks),
+        begin=on_devices(over_seeds(lambda _: nothing_found(args, env)), P(), rows),
         score=on_devices(score, (rows, P(), chunks, P(), P()), rows, donate=(0,)),
-        gather=on_devices(seeds(partial(gather_levels, args)), rows, P()),
+        gather=on_devices(over_seeds(partial(gather_levels, args)), rows, P()),
     )
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
     keys = hardware.replicate(keys if many else keys[0], mesh)
@@ -699,12 +716,15 @@ def build(args: Args) -> tuple:
 
 def search(
     args: Args, env: envs.LevelEnv, programs: Programs, run: runs.Run, state: TrainState, number: int, keys: Any
-) -> Levels:
-    """The buffer from update `number` on: samples and scores batch after batch of candidates, keeping the best."""
+) -> Levels | None:
+    """The buffer from update `number` on: samples and scores batch after batch of candidates, keeping the best. None if
+    the run is to stop: it searches again when it is resumed."""
     run.wait()
     began, batches = time.perf_counter(), args.num_candidates // args.search_batch
     found, first = programs.begin(keys), (number - 1) // args.buffer_every * batches
     for i in tqdm(range(first, first + batches), "searching", leave=False, disable=None if run.is_main else True):
+        if run.interrupted:
+            return None
         levels = programs.sample(keys, CANDIDATES, i)
         # Waited for: a queue of batches would hold the levels of all of them.
         found = jax.block_until_ready(programs.score(found, state.learner, levels, state.key, i))
@@ -727,42 +747,52 @@ def search(
 
 
 def make_player(args: Args, network: ActorCritic) -> evaluation.LevelPlayer:
-    """Plays the random and the hand-designed levels of --eval-sizes (made at their first use, then cached on disk)."""
-    wanted = args.eval_sizes if args.num_eval_episodes or args.capture_video else ()
+    """Plays the random and the hand-designed levels of --eval-sizes, in the first process."""
+    needed = (args.num_eval_episodes or args.capture_video) and jax.process_index() == 0
+    wanted = args.eval_sizes if needed else ()
+    if wanted:
+        say(f"loading evaluation levels of size {', '.join(wanted)} (the first time this takes minutes)")
     sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in wanted}
     return evaluation.LevelPlayer(args, sets, lambda learner, obs: forward(args, network, learner.params, obs)[0])
 
 
 def evaluate(args: Args) -> Path:
     """--evaluate: scores, and with --capture-video gifs, of a checkpoint. Returns the folder where they are."""
-    published, update = kinetix.is_published(args.evaluate), 0
+    for name in ("resume", "init_from", "distributed"):
+        if getattr(args, name):
+            raise arguments.UsageError(f"{arguments.flag(name)} with --evaluate {args.evaluate}: give one of the two")
+    published = kinetix.is_published(args.evaluate)
     if not published:
-        _, record, updates = checkpoints.find_checkpoint(args.evaluate, "--evaluate")
+        folder, record, updates = checkpoints.find_checkpoint(args.evaluate, "--evaluate")
         if not set(TRAINED_WITH) <= record["args"].keys():
-            raise arguments.UsageError(
-                f"--evaluate {args.evaluate}: a run of {record['script']}.py, not of this script"
-            )
-        theirs = {name: record["args"][name] for name in TRAINED_WITH}
-        args, update = replace(args, minibatch_size=None, num_minibatches=None, **theirs), updates[-1]
+            text = f"--evaluate {args.evaluate}: a run of {record['script']}.py, not of this script"
+            raise arguments.UsageError(text)
+        args = replace(args, **{name: record["args"][name] for name in TRAINED_WITH})
+    args = replace(args, num_seeds=1) if published else args
     suite = kinetix.make_entities(args.size)
-    if published:
-        params, model = kinetix.load_published(args.evaluate)
-        network = ActorCritic(suite, MODELS["transformer"] | model)
-    else:
-        network = ActorCritic(suite, MODELS[args.network])
-        init = partial(init_params, suite, network)
-        keys = jax.random.split(jax.random.key(0), args.num_seeds)
-        like = jax.jit(jax.vmap(init))(keys) if args.num_seeds > 1 else jax.jit(init)(keys[0])
-        like = {"learner": {"params": like}}
-        params = checkpoints.load(args.evaluate, like, by="--evaluate")["learner"]["params"]
-    learner, player = Learner(params, None, None), make_player(args, network)
+    params, model = kinetix.load_published(args.evaluate) if published else (None, {})
+    network = ActorCritic(suite, MODELS["transformer" if published else args.network] | model)
+    over_seeds = jax.vmap if args.num_seeds > 1 else lambda function: function
+    keys = jax.random.split(jax.random.key(0), args.num_seeds)
+    like, update = jax.jit(over_seeds(network.init))(keys if args.num_seeds > 1 else keys[0]), 0
+    if not published:
+        like, name = {"learner": {"params": like}}, f"--evaluate {args.evaluate}"
+        found, update = checkpoints.restore_newest(folder, updates, like, name, partial=True)
+        params = found["learner"]["params"]
+    elif jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, like):
+        raise arguments.UsageError(
+            f"--evaluate {args.evaluate}: its parameters are not those of a network over entities"
+        )
     run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size)
+    learner, player = Learner(params, None, None), make_player(args, network)
+    scores = player.scores(learner, update) if args.num_eval_episodes else {}
     with run:
-        scores = player.scores(learner, update)
-        run.log_now(update, lambda: scores)
+        if scores:
+            run.log_now(update, lambda: scores)
         if args.capture_video:
             player.film(run, learner, args.video_levels)
-    print(evaluation.level_table(scores))
+    if scores:
+        print(evaluation.level_table(scores))
     run.finish()
     return run.path
 
@@ -783,24 +813,28 @@ def train(args: Args) -> Path:
         known = checkpoints.contains(args.init_from, "learner/proximal")
         like = state.learner if known else state.learner._replace(proximal=None)
         learner = checkpoints.load(args.init_from, {"learner": like}, args, SAME)["learner"]
-        if not known:  # a run of PPO: as at the start of any run, the proximal policy is the policy
-            copy = jax.tree.map(jnp.copy, learner.params)
-            learner = learner._replace(proximal=state.learner.proximal and state.learner.proximal._replace(params=copy))
+        if args.com is not None and not known:  # a run of PPO: as at the start of any run, both policies are the same
+            proximal = state.learner.proximal._replace(params=jax.tree.map(jnp.copy, learner.params))
+            learner = learner._replace(proximal=proximal)
         state = state._replace(learner=learner)
     run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
     state, start = run.restore(state)
 
-    num_fresh = args.num_envs - round(args.buffer_share * env.num_envs) * (args.num_envs // env.num_envs)
+    num_fresh = (env.num_envs - args.from_buffer(env.num_envs)) * (args.num_envs // env.num_envs)
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
-    batch = lambda number: programs.sample(keys, FRESH, (number - 1) // turns)  # noqa: E731
-    fresh = batch(start + 1)
+    fresh_levels = lambda number: programs.sample(keys, FRESH, (number - 1) // turns)  # noqa: E731
+    fresh = fresh_levels(start + 1)
     compiled_update = run.compile(programs.update, state, fresh)
     with run:
         for number in range(start + 1, args.num_updates + 1):
             if args.buffer_share and (number - 1) % args.buffer_every == 0:
-                state = state._replace(buffer=search(args, env, programs, run, state, number, keys))
+                buffer = search(args, env, programs, run, state, number, keys)
+                if buffer is None:
+                    run.stop(number - 1, state)
+                    break
+                state = state._replace(buffer=buffer)
             if number > start + 1 and (number - 1) % turns == 0:
-                fresh = batch(number)
+                fresh = fresh_levels(number)
             state, metrics, probe = compiled_update(state, fresh)
             if run.plasticity_due(number):
                 metrics |= programs.measured(state.learner, probe)
@@ -813,9 +847,7 @@ def train(args: Args) -> Path:
                 run.log_now(number, player.scores, state.learner, number)
         if args.capture_video and not run.should_stop:
             player.film(run, state.learner, args.video_levels)
-            best = evaluation.on_one_device(state.buffer.data).reshape(-1, env.suite.level_bytes)
-            best = env.suite.on(jax.device_get(jax.vmap(env.suite.unpack)(best[: args.video_buffer_levels])))
-            player.film_on(run, state.learner, best, {f"buffer-{i}": i for i in range(best.num_levels)})
+            player.film_packed(run, state.learner, env.suite, state.buffer, args.video_buffer_levels)
     run.finish()
     return run.path
 

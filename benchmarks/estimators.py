@@ -59,10 +59,9 @@ class Args:
 def main(given: Args) -> None:
     _, record, updates = checkpoints.find_checkpoint(given.run, "RUN")
     base = sfl_kinetix.Args(
-        **{name: record["args"][name] for name in sfl_kinetix.TRAINED_WITH}, num_devices=1, buffer_size=given.keep,
-        search_batch=given.batch, num_candidates=given.candidates, num_minibatches=1,
+        env_id=record["args"]["env_id"], network=record["args"]["network"], num_devices=1, buffer_size=given.keep,
+        search_batch=given.batch, num_candidates=given.candidates, num_envs=2 * given.batch, num_steps=1,
     )  # fmt: skip
-    base = replace(base, num_envs=2 * given.batch, num_steps=1, minibatch_size=None)
     hardware.start(base)
     args, env, network, programs, keys = sfl_kinetix.build(base)
     params = programs.init(keys).learner.params

@@ -179,20 +179,26 @@ def settle_minibatches(args: Any, default_size: int) -> None:
 
 
 def settle_search(args: Any, num_devices: int) -> Any:
-    """Fills in num_devices and search_batch; refuses sizes of a search for levels that do not fit each other."""
+    """Fills in num_devices and search_batch, and fits num_candidates to it; refuses what does not fit."""
     parts = args.num_rollout_chunks * num_devices
     each = args.num_envs // parts
-    unit = parts * ((each - round(args.buffer_share * each)) or each)
-    fitting = [unit * k for k in range(1, args.num_candidates // unit + 1) if args.num_candidates % (unit * k) == 0]
-    batch = args.search_batch or next((n for n in fitting if n >= 256), max(fitting, default=unit))
-    for name, value, divisor, why in (
-        ("search_batch", batch, unit, f"the {unit} fresh levels of an update"),
-        ("num_candidates", args.num_candidates, batch, f"the {batch} levels of --search-batch"),
-    ):
-        if value % divisor:
-            near = " or ".join(str(n) for n in (value // divisor * divisor, -(-value // divisor) * divisor) if n)
-            raise UsageError(f"{flag(name)} {value}: must be a multiple of {why}; {near} would do")
-    return dataclasses.replace(args, num_devices=num_devices, search_batch=batch)
+    known = args.from_buffer(each)
+    if 0 < args.buffer_share < 1 and known in (0, each):
+        raise UsageError(
+            f"--buffer-share {args.buffer_share}: of {each} environments on each device and in each chunk it is "
+            f"{known}; take more --num-envs, fewer --num-rollout-chunks, or 0 or 1"
+        )
+    unit = parts * ((each - known) or each)
+    batch = args.search_batch or unit * -(-256 // unit)
+    if batch % unit:
+        near = " or ".join(str(n) for n in (batch // unit * unit, -(-batch // unit) * unit) if n)
+        raise UsageError(
+            f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near} would do"
+        )
+    candidates = -(-args.num_candidates // batch) * batch
+    if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
+        print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
+    return dataclasses.replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
 
 
 def apply_scaling(args: Any) -> Any:

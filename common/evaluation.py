@@ -89,9 +89,11 @@ class LevelPlayer:
             return dist.mode() if args.eval_deterministic else dist.sample(key)
 
         def scores(suite: Any, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
-            first = play(suite, args.num_eval_episodes * suite.num_levels, partial(act, learner), key)
+            attempt = partial(play, suite, suite.num_levels, partial(act, learner))
+            # One after the other, each on all levels: memory does not follow their number.
+            first = jax.lax.map(attempt, jax.random.split(key, args.num_eval_episodes))
             found = zip(QUANTITIES, (first.success, first.total_reward, first.length), strict=True)
-            return {name: x.reshape(-1, suite.num_levels).mean(0) for name, x in found}
+            return {name: x.mean(0) for name, x in found}
 
         over_seeds = partial(jax.vmap, in_axes=(0, None)) if self._many else lambda function: function
         self._act = act
@@ -121,6 +123,15 @@ class LevelPlayer:
         for group, (suite, names) in self.sets.items():
             chosen = [name for name in wanted if name.startswith(f"{group}/")] if wanted else [f"{group}/{names[0]}"]
             self.film_on(run, learner, suite, {name: names.index(name.partition("/")[2]) for name in chosen})
+
+    def film_packed(self, run: Any, learner: Any, suite: Any, buffer: Any, number: int) -> None:
+        """Saves gifs of an episode on the first levels of the (first seed's) buffer, as far as it is filled."""
+        buffer = jax.device_get(on_one_device(buffer))
+        buffer = jax.tree.map(lambda x: x[0], buffer) if self._many else buffer
+        best = buffer.data[np.isfinite(buffer.score)][:number]
+        if len(best):
+            levels = suite.on(jax.device_get(jax.vmap(suite.unpack)(best)))
+            self.film_on(run, learner, levels, {f"buffer-{i}": i for i in range(len(best))})
 
     def film_on(self, run: Any, learner: Any, suite: Any, levels: dict[str, int]) -> None:
         """Saves gifs of an episode of the (first) learner on levels of a suite, by name."""

@@ -191,6 +191,7 @@ def estimate_levels_memory(args: Any, env: Any, state: Any, activations: int, ch
     search for their levels. state: shapes of the learner and the buffer, all seeds."""
     level, obs = jax.eval_shape(env.suite.start, env.suite.empty_level)
     packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    level_bytes = env.suite.level_bytes
     numbers, copies = sum(x.size for x in jax.tree.leaves(obs)), 1
     if args.learnability_estimator == "episodes":
         copies = args.learnability_episodes
@@ -198,7 +199,8 @@ def estimate_levels_memory(args: Any, env: Any, state: Any, activations: int, ch
     rollout = args.num_seeds * args.num_envs // chunks * args.num_steps
     return {
         "learner": 4 * args.num_devices * tree_bytes(state.learner),
-        "levels": 3 * args.num_devices * tree_bytes(state.buffer) + 2 * args.search_batch * env.suite.level_bytes,
+        "levels": args.num_devices * 11 * tree_bytes(state.buffer)
+        + 2 * args.num_seeds * args.search_batch * level_bytes,
         "environments": playing * (3 * tree_bytes(level) + 2 * tree_bytes(obs) + 4 * activations),
         "rollout": rollout * (tree_bytes(packed) + 4 * (env.action_dim + 6) + 2),
         "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + 2 * activations),

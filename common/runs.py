@@ -507,6 +507,16 @@ class Run:
         if self._tracker is not None:
             self._tracker.video(f"videos/{name}", file)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked this process to stop. With several processes `log` says when all do."""
+        return self._signal is not None and jax.process_count() == 1
+
+    def stop(self, update: int, state: Any) -> None:
+        """Stops after this update because of a signal, outside of `log`."""
+        self.should_stop = True
+        self.save(update, state)
+
     def wait(self) -> None:
         """Waits for the update that was logged last, so that the time of what comes next is not counted as its own."""
         pending, self._pending = self._pending, None

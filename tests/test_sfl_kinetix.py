@@ -1,6 +1,8 @@
 """The search for learnable levels and the training on them, on levels whose answers are known; then on Kinetix."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from common import arguments, envs, evaluation
 from common.actions import Categorical, Discrete
 from common.suites import kinetix
 from common.suites.kinetix_network import MODELS, ActorCritic
-from sfl_kinetix import Args, Found, Learner, Levels
+from sfl_kinetix import Args, Learner, Levels
 
 ROWS = P("device")
 
@@ -108,8 +110,8 @@ class ToyNetwork:
     def __init__(self, suite=None, model=None):
         self.net = Net()
 
-    def init(self, key, obs):
-        return self.net.init(key, obs)
+    def init(self, key):
+        return {"params": self.net.init(key, {"number": jnp.zeros((1, 1))})["params"]}
 
     def apply(self, params, obs):
         logits, value = self.net.apply(params, obs)
@@ -121,7 +123,7 @@ class ToyNetwork:
 
 
 NET = ToyNetwork()
-PARAMS = NET.init(jax.random.key(0), {"number": jnp.zeros((1, 1))})
+PARAMS = NET.init(jax.random.key(0))
 ARGS = Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 6, minibatch_size=16, num_candidates=32, search_batch=16,
     buffer_size=8, buffer_every=2, learnability_steps=9, num_devices=1, num_eval_episodes=0, plasticity_every=2,
@@ -229,7 +231,7 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     batches = pack(levels).reshape(2, chunks, -1, 16)
 
     def run(batches, key):
-        found = Found(sfl_kinetix.no_levels(args, env_of(1)), jnp.zeros((1, 14)))
+        found = sfl_kinetix.nothing_found(args, env_of(1))
         for i in range(2):
             learner = Learner(PARAMS, None, None)
             found = sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, batches[i], key, i)
@@ -259,7 +261,7 @@ def test_the_buffer_is_what_teaches():
     levels = pack(coins(p=p, quick=2.0, slow=3.0))[None]
 
     def run(levels, key):
-        found = Found(sfl_kinetix.no_levels(args, env_of(1)), jnp.zeros((1, 14)))
+        found = sfl_kinetix.nothing_found(args, env_of(1))
         found = sfl_kinetix.score_levels(args, env_of(1), NET, found, Learner(PARAMS, None, None), levels, key, 0)
         return sfl_kinetix.gather_levels(args, found)
 
@@ -304,7 +306,7 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
     n = 32
     args = replace(
         toy, num_envs=n, num_steps=4, minibatch_size=32, num_minibatches=None, buffer_share=share, num_devices=number,
-        num_rollout_chunks=chunks, search_batch=None, num_candidates=1536, total_timesteps=n * 400,
+        num_rollout_chunks=chunks, search_batch=None, num_candidates=1280, total_timesteps=n * 400,
     )  # fmt: skip
     args, env, _, programs, keys = sfl_kinetix.build(args)
     state = programs.init(keys)
@@ -323,7 +325,7 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
         assert (seen < 0).sum() == 4 * num_known and set(seen[seen < 0]) <= set(range(-8, 0))
         assert len(numbers) == num_fresh and (counts == 4).all()
         all_seen += list(numbers)
-        assert np.isnan(metrics["charts/solve_rate_buffer"]) or share > 0
+        assert np.isnan(metrics["charts/buffer_solve_rate"]) or share > 0
     numbers = np.asarray(jax.vmap(Coins().unpack)(fresh.reshape(-1, 16)).number)
     assert sorted(all_seen) == (sorted(numbers) if num_fresh else [])
 
@@ -336,9 +338,62 @@ def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
     buffer = Levels(pack(coins(p=np.ones(8), quick=2.0)), jnp.ones(8), jnp.zeros(8))
     fresh = jnp.broadcast_to(pack(coins(p=[0.0], slow=4.0)), (1, args.search_batch, 16))
     _, metrics, _ = programs.update(state._replace(buffer=buffer), fresh)
-    assert metrics["charts/solve_rate_buffer"] == 1 and metrics["charts/solve_rate_fresh"] == 0
+    assert metrics["charts/buffer_solve_rate"] == 1 and metrics["charts/fresh_solve_rate"] == 0
     assert metrics["charts/num_episodes"] == 8 * 16 + 8 * 8
     np.testing.assert_allclose(metrics["charts/solve_rate"], 2 / 3, rtol=1e-6)
+
+
+def test_the_sample_for_the_kl_is_of_all_kinds_of_levels(toy, monkeypatch):
+    """Where an update has many parts, each gives a transition or two; the first environments are the buffer's."""
+    monkeypatch.setattr(sfl_kinetix, "KL_SAMPLE", 8)
+    seen = []
+
+    def measure(args, network, old, new, obs, old_dist):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), obs["number"])
+        return {}
+
+    monkeypatch.setattr(sfl_kinetix, "measure", measure)
+    flags = dict(num_envs=64, num_steps=1, minibatch_size=16, num_minibatches=None, num_rollout_chunks=4, num_devices=2)
+    _, _, _, programs, keys = sfl_kinetix.build(replace(toy, search_batch=None, **flags))
+    buffer = Levels(pack(coins(p=np.full(8, 0.5), number=-1.0)), jnp.ones(8), jnp.zeros(8))
+    state = programs.init(keys)._replace(buffer=buffer)
+    for i in range(8):
+        state, _, _ = programs.update(state, programs.sample(keys, sfl_kinetix.FRESH, i))
+    jax.effects_barrier()
+    seen = np.concatenate(seen)
+    assert seen.size == 8 * 8 and 0.3 < (seen < 0).mean() < 0.7
+
+
+def test_a_batch_of_candidates_is_scored_by_one_program(toy):
+    _, _, _, programs, keys = sfl_kinetix.build(toy)
+    state, found = programs.init(keys), programs.begin(keys)
+    for i in range(3):
+        levels = programs.sample(keys, sfl_kinetix.CANDIDATES, i)
+        found = programs.score(found, state.learner, levels, state.key, i)
+    assert programs.score._cache_size() == programs.sample._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "num_envs, candidates, devices, chunks, batch",
+    [
+        (2048, 12288, 1, 1, 1024),
+        (8192, 262144, 8, 2, 4096),
+        (65536, 262144, 8, 8, 32768),
+        (2**20, 2**22, 128, 1, 2**19),
+    ],
+)
+def test_table_3_fits(num_envs, candidates, devices, chunks, batch):
+    args = Args(num_envs=num_envs, num_candidates=candidates, num_rollout_chunks=chunks, total_timesteps=2**40)
+    settled = arguments.settle_search(args, devices)
+    assert (settled.search_batch, settled.num_candidates, settled.num_devices) == (batch, candidates, devices)
+    assert args.num_minibatches == num_envs // 64 and args.minibatch_size == 16384
+
+
+@pytest.mark.parametrize("share, candidates, settled", [(0.5, 100, 256), (0.0, 100, 2048), (0.3, 3000, 4302)])
+def test_candidates_are_rounded_up_to_whole_batches(share, candidates, settled):
+    args = replace(ARGS, num_envs=2048 if share != 0.5 else 16, num_candidates=candidates, buffer_share=share,
+                   minibatch_size=None, num_minibatches=None, search_batch=None, total_timesteps=2**20)  # fmt: skip
+    assert arguments.settle_search(args, 1).num_candidates == settled
 
 
 def test_streams_of_levels_differ_and_depend_on_their_number_alone(toy):
@@ -420,7 +475,7 @@ def test_searches_come_every_t_updates_and_a_resumed_run_is_the_straight_one(toy
 def test_without_a_buffer_nothing_is_searched(toy):
     lines = lines_of(sfl_kinetix.train(replace(toy, buffer_share=0.0, search_batch=None)))
     assert not any(key.startswith(("search", "buffer")) for line in lines for key in line)
-    assert lines[-1]["update"] == 6 and lines[-1]["charts/solve_rate_buffer"] is None
+    assert lines[-1]["update"] == 6 and lines[-1]["charts/buffer_solve_rate"] is None
 
 
 def test_ewma_starts_from_a_run_of_ppo(toy):
@@ -435,10 +490,8 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (
-            {"num_candidates": 100},
-            "--num-candidates 100: must be a multiple of the 16 levels of --search-batch; 96 or 112",
-        ),
+        ({"num_envs": 1, "num_steps": 64}, "--buffer-share 0.5: of 1 environments on each device and in each chunk"),
+        ({"evaluate": "x", "init_from": "y"}, "--init-from with --evaluate x"),
         ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 4 or 8"),
         ({"learnability_episodes": 1}, "--learnability-episodes 1"),
         ({"buffer_share": 1.5}, "--buffer-share 1.5"),
@@ -453,6 +506,32 @@ def test_usage_errors(toy, flags, said):
     with pytest.raises(arguments.UsageError) as error:
         sfl_kinetix.train(replace(toy, **flags))
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch):
+    """The checkpoint is that of the update before, and the resumed run is the straight one."""
+    straight = sfl_kinetix.train(replace(toy, run_name="straight"))
+    build, scored = sfl_kinetix.build, []
+
+    def building(args):
+        args, env, network, programs, keys = build(args)
+
+        def score(*inputs):
+            scored.append(True)
+            if len(scored) == 3:  # the first of the two batches before update 3
+                os.kill(os.getpid(), signal.SIGTERM)
+            return programs.score(*inputs)
+
+        return args, env, network, programs._replace(score=score), keys
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(sfl_kinetix, "build", building)
+        sfl_kinetix.train(replace(toy, run_name="broken"))
+    broken = straight.with_name("broken")
+    assert stopped.value.code == 128 + signal.SIGTERM and len(scored) == 3
+    assert [folder.name for folder in (broken / "checkpoints").iterdir()] == ["2"]
+    sfl_kinetix.train(Args(resume=str(broken)))
+    assert comparable(lines_of(broken)) == comparable(lines_of(straight))
 
 
 # Evaluation
@@ -517,7 +596,7 @@ def kinetix_env():
 
 @pytest.mark.parametrize("network, number", [("transformer", 786_369), ("permutation-invariant", 221_521)])
 def test_networks_have_kinetix_sizes_whatever_the_size_of_the_levels(kinetix_env, network, number):
-    init = lambda suite: partial(sfl_kinetix.init_params, suite, ActorCritic(suite, MODELS[network]))  # noqa: E731
+    init = lambda suite: ActorCritic(suite, MODELS[network]).init  # noqa: E731
     params = jax.eval_shape(init(kinetix_env), jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == number
     larger = jax.eval_shape(init(kinetix.make_entities("l")), jax.random.key(0))
@@ -530,7 +609,7 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
 
     model = MODELS["permutation-invariant"] | {"actor_depth": 2, "critic_width": 32, "activation": "relu"}
     network = ActorCritic(kinetix_env, model)
-    params = sfl_kinetix.init_params(kinetix_env, network, jax.random.key(1))
+    params = network.init(jax.random.key(1))
     params = jax.tree.map(lambda x: x + 0.1, params)
     save_pretrained_checkpoint(params, {"model": model, "notes": "toy"}, tmp_path)
     assert kinetix.is_published(str(tmp_path)) and not kinetix.is_published(str(tmp_path / "no"))

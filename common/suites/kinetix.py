@@ -144,8 +144,11 @@ def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
 
     def sample() -> Any:
         batch = jax.jit(partial(suite.sample_filtered, num=SAMPLE_BATCH))
-        key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
-        batches = [jax.device_get(batch(jax.random.fold_in(key, i))) for i in range(-(-num_random // SAMPLE_BATCH))]
+        # The filter plays the levels: on a GPU it might, by its rounding, choose others.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
+            keys = [jax.random.fold_in(key, i) for i in range(-(-num_random // SAMPLE_BATCH))]
+            batches = [jax.device_get(batch(key)) for key in keys]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_random], *batches)
 
     sets = [_cached(f"hand-designed-{size}", suite.static_params, len(files), load)]

@@ -21,6 +21,9 @@ PERMUTATION_INVARIANT = dict(
 )
 MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
 
+# Numbers that a network holds at a time for an observation, of size L.
+ACTIVATIONS = {"transformer": 40_000, "permutation-invariant": 12_000}
+
 
 class ActorCritic:
     """Kinetix's network, feed-forward. Entities [B, ...] -> action distribution, values [B].
@@ -30,11 +33,12 @@ class ActorCritic:
 
     def __init__(self, suite: Kinetix, model: dict[str, Any]):
         self._module, self._nvec = make_network(suite, model), suite.action_space.nvec
+        self._example = lambda: jax.tree.map(lambda x: x[None], suite.start(suite.empty_level)[1])
 
-    def init(self, key: jax.Array, obs: Any) -> Any:
+    def init(self, key: jax.Array) -> Any:
         """-> parameters, {"params": ...} as in a published checkpoint."""
         # Kinetix's modules also sow what they see, which `init` returns beside the parameters.
-        return {"params": self._module.init(key, None, self._inputs(obs))["params"]}
+        return {"params": self._module.init(key, None, self._inputs(self._example()))["params"]}
 
     def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
         _, dist, value = self._module.apply(params, None, self._inputs(obs))
