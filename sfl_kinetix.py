@@ -42,7 +42,7 @@ from common.metrics import (
 )
 from common.shuffle import random_permutation
 from common.suites import kinetix
-from common.suites.kinetix_network import ACTIVATIONS, MODELS, ActorCritic
+from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic
 from common.tracking import say
 
 PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
@@ -804,7 +804,8 @@ def train(args: Args) -> Path:
         return evaluate(args)
     args, env, network, programs, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
     shapes = jax.eval_shape(programs.init, keys)
-    hardware.fit(args, env, partial(hardware.estimate_levels_memory, args, env, shapes, ACTIVATIONS[args.network]))
+    floats = FLOATS[args.network][args.size]
+    hardware.fit(args, env, partial(hardware.estimate_levels_memory, args, env, shapes, floats))
     print(arguments.describe(args))
 
     player = make_player(args, network)

@@ -186,9 +186,10 @@ def estimate_memory(args: Any, env: Any, state: Any, floats: int, activations: i
     }
 
 
-def estimate_levels_memory(args: Any, env: Any, state: Any, activations: int, chunks: int) -> dict[str, int]:
+def estimate_levels_memory(args: Any, env: Any, state: Any, floats: tuple[int, int], chunks: int) -> dict[str, int]:
     """As `estimate_memory`, of environments that begin anew in each update (envs.LevelEnv, sfl_kinetix.py), and of the
-    search for their levels. state: shapes of the learner and the buffer, all seeds."""
+    search for their levels. state: shapes of the learner and the buffer, all seeds; floats: numbers that the network
+    holds at a time per observation, when acting and for a gradient."""
     level, obs = jax.eval_shape(env.suite.start, env.suite.empty_level)
     packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
     level_bytes = env.suite.level_bytes
@@ -201,9 +202,9 @@ def estimate_levels_memory(args: Any, env: Any, state: Any, activations: int, ch
         "learner": 4 * args.num_devices * tree_bytes(state.learner),
         "levels": args.num_devices * 11 * tree_bytes(state.buffer)
         + 2 * args.num_seeds * args.search_batch * level_bytes,
-        "environments": playing * (3 * tree_bytes(level) + 2 * tree_bytes(obs) + 4 * activations),
+        "environments": playing * (3 * tree_bytes(level) + 2 * tree_bytes(obs) + 4 * floats[0]),
         "rollout": rollout * (tree_bytes(packed) + 4 * (env.action_dim + 6) + 2),
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + 2 * activations),
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * (numbers + floats[1]),
     }
 
 

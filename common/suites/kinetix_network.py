@@ -21,8 +21,12 @@ PERMUTATION_INVARIANT = dict(
 )
 MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
 
-# Numbers that a network holds at a time for an observation, of size L.
-ACTIVATIONS = {"transformer": 40_000, "permutation-invariant": 12_000}
+# Numbers that they hold at a time for an observation, when acting and for a gradient (XLA's own account on a CPU; m
+# by its number of entities).
+FLOATS = {
+    "transformer": {"s": (8_600, 47_800), "m": (10_600, 63_000), "l": (17_700, 118_000)},
+    "permutation-invariant": {"s": (3_200, 12_300), "m": (4_800, 18_000), "l": (9_600, 35_200)},
+}
 
 
 class ActorCritic:
