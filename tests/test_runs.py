@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -511,6 +512,46 @@ def test_speed_leaves_out_evaluation_and_checkpoints(args, monkeypatch):
     lines = [line for line in plots.read_lines(run.path) if "charts/SPS" in line]
     # A line's update ends with its fetch: these are the updates alone, without the 30, 10 and 20 seconds beside them.
     assert sum(100 / line["charts/SPS"] for line in lines if line["charts/SPS"] < 1e6) == pytest.approx(2.0)
+
+
+def test_speed_leaves_out_what_comes_after_a_wait(args, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    run = runs.Run(args, __file__, num_updates=2, steps_per_update=100)
+    with run:
+        for update in (1, 2):
+            clock[0] += 0.5
+            run.log(update, {"losses/x": jnp.float32(1)})
+            run.wait()
+            clock[0] += 40  # a search for levels
+            run.log_now(update, lambda: {"search/x": np.float32(1)})
+    lines = plots.read_lines(run.path)
+    assert [line.get("charts/SPS") for line in lines] == [200, None, 200, None]
+
+
+def test_histograms_are_written_sent_drawn_and_dropped_with_their_update(args, monkeypatch):
+    sent = []
+
+    def init(**_):
+        return types.SimpleNamespace(log=lambda values, step: sent.append((step, values)), finish=lambda: None)
+
+    fake_wandb(monkeypatch, init)
+    sys.modules["wandb"].Histogram = lambda np_histogram: [np.asarray(x).tolist() for x in np_histogram]
+    path, _ = train(dataclasses.replace(args, checkpoint_every=5, track=True))
+    run = runs.Run(dataclasses.replace(args, resume=str(path), track=True), __file__, 10, 100)
+    with run:
+        for update in (5, 6):
+            run.histogram(update, "rates", np.array([[1, 2], [3, 4]]), [0.0, 0.5, 1.0])
+    lines = plots.read_lines(path, "histograms.jsonl")
+    assert [line["update"] for line in lines] == [5, 6] and lines[0]["counts"] == [[1, 2], [3, 4]]
+    assert sent[-1][1] == {"rates": [[4, 6], [0.0, 0.5, 1.0]]}
+    plots.draw_histograms(path, path / "rates.png")
+    assert (path / "rates.png").stat().st_size > 5000
+    shutil.rmtree(path / "checkpoints" / "10")
+    runs.Run(dataclasses.replace(args, resume=str(path)), __file__, 10, 100).restore(initial_state())
+    assert [line["update"] for line in plots.read_lines(path, "histograms.jsonl")] == [5]
+    plots.draw_histograms(args.runs_dir, path / "none.png")
+    assert not (path / "none.png").exists()
 
 
 @pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])
