@@ -217,13 +217,12 @@ def test_a_running_top_k_is_the_full_sort():
     np.testing.assert_array_equal(kept.success_rate, best)
 
 
-@pytest.mark.parametrize("number", [1, 8])
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number, chunks):
+@pytest.mark.parametrize("number, chunks, part", [(1, 1, 1), (1, 2, 2), (8, 1, 2), (8, 2, 1)])
+def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number, chunks, part):
     """Levels that end after 2 steps if solved, else after 4: the window's p is then known from the level's outcomes.
     Here they are certain (p is 0 or 1), or never end; the rest is in the order of the tie-break."""
     n = 2 * chunks * number * 4
-    args = replace(ARGS, num_candidates=n, buffer_size=n // 2, num_rollout_chunks=chunks, learnability_steps=8)
+    args = replace(ARGS, num_candidates=n, buffer_size=n // part, num_rollout_chunks=chunks, learnability_steps=8)
     rng = np.random.default_rng(2)
     p = rng.integers(0, 2, n).astype(float)
     slow = np.where(rng.random(n) < 0.4, 100, 4.0)  # too long for the window: no episode ends, unless solved
@@ -241,7 +240,7 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     best, metrics = jax.device_get(run(batches, jax.random.key(0)))
     known = (p == 1) | (slow == 4)
     expected = np.where(known, 0.001 * p, -np.inf)
-    np.testing.assert_allclose(best.score, np.sort(expected)[::-1][: n // 2], rtol=1e-6)
+    np.testing.assert_allclose(best.score, np.sort(expected)[::-1][: n // part], rtol=1e-6)
     numbers = np.asarray(jax.vmap(Coins().unpack)(best.data).number)[best.score > -np.inf].astype(int)
     assert len(set(numbers)) == len(numbers) == metrics["buffer/levels"] and known[numbers].all()
     np.testing.assert_array_equal(p[numbers], best.success_rate[: len(numbers)])
@@ -251,6 +250,20 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     np.testing.assert_array_equal(histogram[[0, 10]], [(p[known] == 0).sum(), (p[known] == 1).sum()])
     assert histogram.sum() == known.sum() and metrics["buffer/histogram"].sum() == len(numbers)
     assert metrics["buffer/learnability"] < 1e-6
+
+
+def test_a_level_without_an_episode_has_the_lowest_score(monkeypatch):
+    """Not NaN, of which it depends on the backend whether it is the first or the last of a sort."""
+    monkeypatch.setattr(sfl_kinetix, "keep_best", lambda kept, new: new)
+    levels = pack(coins(p=[0.0, 1.0, 0.0], quick=2.0, slow=[100.0, 100.0, 4.0]))[None]
+
+    def run(levels, key):
+        found, learner = sfl_kinetix.nothing_found(ARGS, env_of(1)), Learner(PARAMS, None, None)
+        return sfl_kinetix.score_levels(ARGS, env_of(1), NET, found, learner, levels, key, 0)
+
+    best = on_devices(run)(levels, jax.random.key(0)).best
+    np.testing.assert_allclose(best.score, [-np.inf, 0.001, 0], rtol=1e-6)
+    np.testing.assert_array_equal(best.success_rate, [0, 1, 0])
 
 
 def test_the_buffer_is_what_teaches():
