@@ -256,10 +256,11 @@ def test_a_level_without_an_episode_has_the_lowest_score(monkeypatch):
     """Not NaN, of which it depends on the backend whether it is the first or the last of a sort."""
     monkeypatch.setattr(sfl_kinetix, "keep_best", lambda kept, new: new)
     levels = pack(coins(p=[0.0, 1.0, 0.0], quick=2.0, slow=[100.0, 100.0, 4.0]))[None]
+    args = replace(ARGS, buffer_size=3)
 
     def run(levels, key):
-        found, learner = sfl_kinetix.nothing_found(ARGS, env_of(1)), Learner(PARAMS, None, None)
-        return sfl_kinetix.score_levels(ARGS, env_of(1), NET, found, learner, levels, key, 0)
+        found, learner = sfl_kinetix.nothing_found(args, env_of(1)), Learner(PARAMS, None, None)
+        return sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, levels, key, 0)
 
     best = on_devices(run)(levels, jax.random.key(0)).best
     np.testing.assert_allclose(best.score, [-np.inf, 0.001, 0], rtol=1e-6)
