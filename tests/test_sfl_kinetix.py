@@ -307,6 +307,10 @@ def test_an_environment_keeps_its_level():
         state, out = step(jax.random.key(time), state, jnp.zeros((3, 1), jnp.int32))
         np.testing.assert_array_equal(out.obs["number"][:, 0], [7, 8, 9])
         np.testing.assert_array_equal(state.inner.state.time == 0, out.episode.done)
+        final_time = np.where(out.episode.done, [2, 3, 5], state.inner.state.time)
+        # Of the new episode's first state, not of the old one's last.
+        np.testing.assert_array_equal(out.obs["late"][:, 0], state.inner.state.time > 3)
+        np.testing.assert_array_equal(out.final_obs["late"][:, 0], final_time > 3)
         ended.append(out.episode)
     ended = jax.tree.map(lambda *x: np.stack(x), *ended)
     np.testing.assert_array_equal(ended.done, [[t % 2 == 1, t % 3 == 2, t % 5 == 4] for t in range(12)])
@@ -422,16 +426,13 @@ def test_streams_of_levels_differ_and_depend_on_their_number_alone(toy):
 # The loss
 
 
-def losses_of(module, number_of_params, args, proximal):
+def losses_of(module, args, proximal):
     rng = np.random.default_rng(3)
     obs = {"number": jnp.float32(1e6 * rng.normal(size=(64, 1)))}
     x = lambda *shape: jnp.float32(rng.normal(size=shape))  # noqa: E731
     batch = ppo.Batch(obs, jnp.int32(rng.integers(0, 2, (64, 1))), -jnp.abs(x(64)), x(64), x(64), x(64))
     policy = NET.apply
-    grads, parts = jax.grad(partial(module.ppo_loss, args, policy), has_aux=True)(
-        *[PARAMS, jax.tree.map(lambda p: p + 0.1, PARAMS)][:1], *proximal, batch
-    )
-    return grads, parts
+    return jax.grad(partial(module.ppo_loss, args, policy), has_aux=True)(PARAMS, *proximal, batch)
 
 
 @pytest.mark.parametrize("clip_vloss", [True, False])
@@ -440,8 +441,8 @@ def test_the_loss_is_that_of_ppo_and_with_a_proximal_policy_that_of_ppo_ewma(cli
     near = jax.tree.map(lambda p: p + 0.1, PARAMS)
     ours, theirs = replace(ARGS, **flags), {"total_timesteps": 1 << 20, **flags}
     pairs = [
-        (losses_of(sfl_kinetix, 1, ours, (None,)), losses_of(ppo, 1, ppo.Args(**theirs), ())),
-        (losses_of(sfl_kinetix, 2, ours, (near,)), losses_of(ppo_ewma, 2, ppo_ewma.Args(**theirs), (near,))),
+        (losses_of(sfl_kinetix, ours, (None,)), losses_of(ppo, ppo.Args(**theirs), ())),
+        (losses_of(sfl_kinetix, ours, (near,)), losses_of(ppo_ewma, ppo_ewma.Args(**theirs), (near,))),
     ]
     for one, other in pairs:
         assert one[1].keys() == other[1].keys()
@@ -484,6 +485,23 @@ def test_searches_come_every_t_updates_and_a_resumed_run_is_the_straight_one(toy
         sfl_kinetix.train(Args(resume=str(broken)))
         assert comparable(lines_of(broken)) == comparable(lines)
         assert lines_of(broken, "histograms.jsonl") == histograms
+
+
+def test_every_search_looks_at_candidates_of_its_own(toy, monkeypatch):
+    build, seen = sfl_kinetix.build, []
+
+    def building(args):
+        args, env, network, programs, keys = build(args)
+
+        def score(found, learner, levels, *rest):
+            seen.append(np.asarray(levels).reshape(-1, 16))
+            return programs.score(found, learner, levels, *rest)
+
+        return args, env, network, programs._replace(score=score), keys
+
+    monkeypatch.setattr(sfl_kinetix, "build", building)
+    sfl_kinetix.train(toy)
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 3 * toy.num_candidates
 
 
 def test_without_a_buffer_nothing_is_searched(toy):
@@ -597,6 +615,18 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, monkeypatch, capsys
         assert (path / "videos" / "s-h0_weak_thrust.gif").exists()
         assert json.loads((path / "summary.json").read_text())["eval/solve_rate"]["mean"] == 0
         assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("filled, names", [(0, []), (1, ["buffer-0"]), (3, ["buffer-0", "buffer-1"])])
+def test_only_levels_that_the_buffer_has_are_filmed(filled, names):
+    args = SimpleNamespace(num_seeds=1, seed=0, num_eval_episodes=1, eval_deterministic=False, size="s")
+    player = evaluation.LevelPlayer(args, {}, lambda learner, obs: NET.apply(learner.params, obs)[0])
+    score = jnp.where(jnp.arange(3) < filled, 0.2, -jnp.inf)
+    buffer = Levels(pack(coins(p=1.0, number=[5, 6, 7])), score, jnp.zeros(3))
+    filmed = []
+    run = SimpleNamespace(video=lambda name, film: filmed.append((name, len(film()))))
+    player.film_packed(run, Learner(PARAMS, None, None), Coins(), buffer, 2)
+    assert [name for name, _ in filmed] == names and all(length > 1 for _, length in filmed)
 
 
 # On Kinetix

@@ -5,6 +5,7 @@ Green must touch blue and must not touch red. Needs kinetix-env >= 3. Importing 
 
 import copy
 import difflib
+import logging
 import os
 import tempfile
 import zipfile
@@ -22,6 +23,8 @@ import numpy as np
 
 from common.actions import Discrete
 from common.arguments import UsageError
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # else the packages that Kinetix imports warn of what it does not use
 
 SIZES = ("s", "m", "l")
 # Holds every locomotion level, at half the cost of size l. One circle, one joint and the thruster stay empty in all of
