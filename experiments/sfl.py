@@ -18,6 +18,7 @@ CITATION = paper_a.CITATION
 MARGIN = 0.05  # of solve rate: less is no difference
 FLAT = 0.02  # of solve rate in the second half of a run: less is a plateau
 SEEDS = 3  # as many as the paper has. Two would often agree by chance, and an interval without width decides
+RATES = (-0.02, 1.02)  # limits of an axis; intervals of two seeds are wider
 ENOUGH = {"s": 65536}  # environments, for this size of levels
 HAND_DESIGNED = "eval/hand_designed/solve_rate"
 MINIBATCHES = "minibatches per epoch (--num-minibatches)"
@@ -61,7 +62,7 @@ def learning_curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str
         drawn = {what: [d.curve(run, key) for run in of(cells, size, what)] for what in parts(cells, 1)}
         panels[panel(size)] = [line for what, runs in drawn.items() for line in joined(label(what), runs)]
     log_x = len({dict(run.flags)["total_timesteps"] for run in cells.values()}) > 1
-    return Picture(panels, paper_a.STEPS, plots.AXIS_LABELS[key], log_x=log_x, shows=paper_a.UNSMOOTHED)
+    return Picture(panels, paper_a.STEPS, plots.AXIS_LABELS[key], log_x=log_x, y_limits=RATES, shows=paper_a.UNSMOOTHED)
 
 
 def panel(size: str) -> str:
@@ -179,7 +180,7 @@ def show_clock(d: Data, cells: Cells) -> Shown:
             compare(f"{what} {few}", then[middle], then[few], above=0.0),
             compare(f"{what} {many}", then[middle], then[many], above=0.0),
         ]
-    return Picture(panels, "seconds since the start", axis(d.p), shows=paper_a.UNSMOOTHED), checks
+    return Picture(panels, "seconds since the start", axis(d.p), y_limits=RATES, shows=paper_a.UNSMOOTHED), checks
 
 
 def common_clock(label: str, runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:

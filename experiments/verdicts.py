@@ -32,7 +32,8 @@ class Check(NamedTuple):
         return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "not enough data"
 
     def __str__(self) -> str:
-        value = f"{self.estimate:.3g} ({self.low:.3g} to {self.high:.3g})"
+        interval = f"{self.low:.3g} to {self.high:.3g}" if np.isfinite(self.low) else "no interval"
+        value = f"{self.estimate:.3g} ({interval})"
         if self.outcome == "told":
             return f"{self.what}: {value}"
         wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
