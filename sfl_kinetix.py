@@ -785,6 +785,8 @@ def evaluate(args: Args) -> Path:
         )
     run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size)
     learner, player = Learner(params, None, None), make_player(args, network)
+    if args.num_eval_episodes:
+        say("playing the levels (each size compiles for a minute or two)")
     scores = player.scores(learner, update) if args.num_eval_episodes else {}
     with run:
         if scores:

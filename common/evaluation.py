@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from common import envs
 from common.arguments import UsageError
@@ -43,6 +44,17 @@ def evaluate(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> dict[st
     return metrics | ({"eval/solve_rate": first.success.mean()} if suite.has_success else {})
 
 
+def evaluation_key(args: Any) -> jax.Array:
+    """A number that no split reaches: split(key, n)[i] is fold_in(key, i), and training splits this key."""
+    return jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
+
+
+def act(args: Any, policy: Callable[[Any, jax.Array], Any], learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
+    """The most probable action or one at random, as --eval-deterministic says. obs [N, ...] -> [N, D]."""
+    dist = policy(learner, obs)
+    return dist.mode() if args.eval_deterministic else dist.sample(key)
+
+
 class Player:
     """Scores and videos of a learner. policy(learner, obs [N, ...]) -> distribution of actions.
 
@@ -53,17 +65,12 @@ class Player:
         if args.capture_video and not suite.can_draw:
             raise UsageError(f"--capture-video: cannot draw {suite.name}; MinAtar, classic control, Kinetix work")
         self._suite, self._many = suite, args.num_seeds > 1
-        # A number that no split reaches: split(key, n)[i] is fold_in(key, i), and training splits this key.
-        self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
-
-        def act(learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
-            dist = policy(learner, obs)
-            return dist.mode() if args.eval_deterministic else dist.sample(key)
+        self._key, self._act = evaluation_key(args), partial(act, args, policy)
 
         def scores(learner: Any, key: jax.Array) -> dict[str, jax.Array]:
-            return evaluate(suite, args.num_eval_episodes, partial(act, learner), key)
+            return evaluate(suite, args.num_eval_episodes, partial(self._act, learner), key)
 
-        self._act, self._scores = act, jax.jit(jax.vmap(scores, (0, None)) if self._many else scores)
+        self._scores = jax.jit(jax.vmap(scores, (0, None)) if self._many else scores)
 
     def scores(self, learner: Any, update: int) -> dict[str, jax.Array]:
         """`evaluate` after this update; one value per seed where there are several."""
@@ -82,21 +89,16 @@ class LevelPlayer:
 
     def __init__(self, args: Any, sets: dict[str, tuple[Any, list[str]]], policy: Callable[[Any, jax.Array], Any]):
         self.sets, self._main, self._many = sets, f"eval/random_{args.size}/", args.num_seeds > 1
-        self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
-
-        def act(learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
-            dist = policy(learner, obs)
-            return dist.mode() if args.eval_deterministic else dist.sample(key)
+        self._key, self._act = evaluation_key(args), partial(act, args, policy)
 
         def scores(suite: Any, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
-            attempt = partial(play, suite, suite.num_levels, partial(act, learner))
+            attempt = partial(play, suite, suite.num_levels, partial(self._act, learner))
             # One after the other, each on all levels: memory does not follow their number.
             first = jax.lax.map(attempt, jax.random.split(key, args.num_eval_episodes))
             found = zip(QUANTITIES, (first.success, first.total_reward, first.length), strict=True)
             return {name: x.mean(0) for name, x in found}
 
         over_seeds = partial(jax.vmap, in_axes=(0, None)) if self._many else lambda function: function
-        self._act = act
         self._scores = {group: jax.jit(over_seeds(partial(scores, suite))) for group, (suite, _) in sets.items()}
 
     def scores(self, learner: Any, update: int) -> dict[str, np.ndarray]:
@@ -106,7 +108,8 @@ class LevelPlayer:
         learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
         values: dict[str, list[np.ndarray]] = {}
         found: dict[str, np.ndarray] = {}
-        for group, (_, names) in self.sets.items():
+        # Compiling takes a minute per group, playing some seconds.
+        for group, (_, names) in tqdm(self.sets.items(), "evaluating", leave=False, disable=None):
             for quantity, per_level in jax.device_get(self._scores[group](learner, key)).items():
                 for name, value in zip(names, np.moveaxis(per_level, -1, 0), strict=True):
                     kind = "random" if name.startswith("random_") else "hand_designed"

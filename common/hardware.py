@@ -200,6 +200,7 @@ def estimate_levels_memory(args: Any, env: Any, state: Any, floats: tuple[int, i
     rollout = args.num_seeds * args.num_envs // chunks * args.num_steps
     return {
         "learner": 4 * args.num_devices * tree_bytes(state.learner),
+        # 11 buffers: the old one, the new one, what the device has found, and rows and their sum as int32.
         "levels": args.num_devices * 11 * tree_bytes(state.buffer)
         + 2 * args.num_seeds * args.search_batch * level_bytes,
         "environments": playing * (3 * tree_bytes(level) + 2 * tree_bytes(obs) + 4 * floats[0]),

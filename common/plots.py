@@ -38,15 +38,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 BOOKKEEPING = {
     *("seed", "run_name", "runs_dir", "resume", "track", "wandb_project_name", "wandb_entity", "wandb_mode"),
     *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every"),
-    *(
-        "num_eval_episodes",
-        "num_eval_levels",
-        "eval_sizes",
-        "video_levels",
-        "video_buffer_levels",
-        "plasticity_every",
-        "dormant_tau",
-    ),
+    *("num_eval_episodes", "num_eval_levels", "eval_sizes", "video_levels", "video_buffer_levels"),
+    *("plasticity_every", "dormant_tau"),
 }
 
 
