@@ -230,6 +230,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
         "machine": record["machine"],
         "devices": record["devices"],
         "jax": record["versions"].get("jax"),
+        "measure": key,
         "final": data.part(cell, key, 0.9, 1.0).mean(0),
         "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }

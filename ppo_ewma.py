@@ -589,10 +589,10 @@ def train(args: Args) -> Path:
             run.log(number, metrics)
             if run.should_stop or run.checkpoint_due(number):
                 run.save(number, state)
-            if run.should_stop:
-                break
             if run.eval_due(number):
                 run.log_now(number, player.scores, state.learner, number)
+            if run.should_stop:
+                break
         if args.capture_video and not run.should_stop:
             run.video("final_policy", lambda: player.video(state.learner))
     run.finish()

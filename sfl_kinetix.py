@@ -79,8 +79,8 @@ class Args(RunArgs):
     buffer_share: float = 0.5
     """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
     learnability_estimator: Literal["window", "episodes"] = "window"
-    """window: p of the episodes that end within --learnability-steps, as in the papers; biased, as quick successes
-    count more often than slow failures. episodes: p (1 - p) from --learnability-episodes on each level, unbiased."""
+    """window: p (1 - p) of the episodes that end within --learnability-steps, as in the papers; too small, the more so
+    the fewer these are. episodes: from --learnability-episodes on each level, corrected for their number: unbiased."""
     learnability_steps: int = 512
     """Steps on each candidate (window)."""
     learnability_episodes: int = 4
@@ -144,7 +144,7 @@ class Args(RunArgs):
     num_eval_episodes: int = 5
     """Attempts at each evaluation level; 0: no evaluation."""
     num_eval_levels: int = 512
-    """Random evaluation levels of each size, the same in every run; the 74 hand-designed ones are always there."""
+    """Random evaluation levels of each size, the same in every run, beside the hand-designed ones (74 in all)."""
     eval_sizes: tuple[Literal["s", "m", "l"], ...] = ("s", "m", "l")
     """Sizes of the evaluation levels."""
     capture_video: bool = False
@@ -177,6 +177,12 @@ class Args(RunArgs):
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""
         return round(self.buffer_share * num_envs)
+
+    @property
+    def fewest_envs(self) -> int:
+        """With so many environments on a device and in a chunk both kinds of levels are among theirs."""
+        rarer = min(self.buffer_share, 1 - self.buffer_share)
+        return int(0.5 / rarer) + 1 if rarer else 1
 
     @property
     def size(self) -> str:
@@ -520,9 +526,8 @@ def update(
     metrics |= measure(args, network, behaviour, learner, *sample)
     sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
-    metrics |= {
-        f"charts/{kind}_solve_rate": own[3] / own[0] for kind, own in zip(("buffer", "fresh"), sums, strict=True)
-    }
+    for kind, own in zip(("buffer", "fresh"), sums, strict=True):
+        metrics |= {f"charts/{kind}_num_episodes": own[0], f"charts/{kind}_solve_rate": own[3] / own[0]}
     # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
     probe = jax.lax.all_gather(probe, "device", tiled=True)
     number = probe.target.size
@@ -686,7 +691,8 @@ def build(args: Args) -> tuple:
     """Puts the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
     chunk = args.num_envs // args.num_rollout_chunks
-    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    most = chunk // args.fewest_envs or 1
+    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
     args = arguments.settle_search(args, len(devices))  # --resume has to use as many
     suite = kinetix.make_entities(args.size)
     env = envs.LevelEnv(suite, chunk // len(devices))
@@ -783,7 +789,7 @@ def evaluate(args: Args) -> Path:
         raise arguments.UsageError(
             f"--evaluate {args.evaluate}: its parameters are not those of a network over entities"
         )
-    run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size)
+    run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size, start=update)
     learner, player = Learner(params, None, None), make_player(args, network)
     if args.num_eval_episodes:
         say("playing the levels (each size compiles for a minute or two)")
@@ -844,10 +850,10 @@ def train(args: Args) -> Path:
             run.log(number, metrics)
             if run.should_stop or run.checkpoint_due(number):
                 run.save(number, state)
-            if run.should_stop:
-                break
             if run.eval_due(number):
                 run.log_now(number, player.scores, state.learner, number)
+            if run.should_stop:
+                break
         if args.capture_video and not run.should_stop:
             player.film(run, state.learner, args.video_levels)
             player.film_packed(run, state.learner, env.suite, state.buffer, args.video_buffer_levels)

@@ -1,6 +1,6 @@
 """What the two estimators of learnability select, under fresh rollouts of the same policy.
 
-    python benchmarks/estimators.py runs/NAME           # ten minutes on two cores; writes results/estimators.json
+    python benchmarks/estimators.py runs/NAME           # a quarter of an hour; writes results/estimators.json
 
 From the same random levels each estimator keeps the best; then each kept level, and as many random ones, are played
 again, many episodes each, which tells their p and p (1 - p) without the luck that selection rewards. Intervals are 95 %

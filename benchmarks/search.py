@@ -3,11 +3,11 @@
     python benchmarks/search.py                        # writes results/search.json; a quarter of an hour on two cores
     taskset -c 0 python benchmarks/search.py --out results/search_one_core.json
 
-Training: one update of both in turn, rollout and inner loop, on the same levels. The peer is made of the functions of
-kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
-and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels; what that costs
-in an update is told apart. Search: sampling and scoring of candidates, the peer's rollouts of the same size, and the
-peak memory of a process that searches through few, more and many candidates.
+Training: one update of both in turn, rollout and inner loop, on levels of the same kind. The peer is made of the
+functions of kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the
+same network and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels;
+what that costs in an update is reported separately. Search: sampling and scoring of candidates, the peer's rollouts of
+the same size, and the peak memory of a process that searches through few, more and many candidates.
 """
 
 import datetime

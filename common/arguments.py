@@ -186,7 +186,7 @@ def settle_search(args: Any, num_devices: int) -> Any:
     if 0 < args.buffer_share < 1 and known in (0, each):
         raise UsageError(
             f"--buffer-share {args.buffer_share}: of {each} environments on each device and in each chunk it is "
-            f"{known}; take more --num-envs, fewer --num-rollout-chunks, or 0 or 1"
+            f"{known}; take more --num-envs, fewer --num-devices or --num-rollout-chunks, or 0 or 1"
         )
     unit = parts * ((each - known) or each)
     batch = args.search_batch or unit * -(-256 // unit)

@@ -112,8 +112,8 @@ def together(action: Callable[[], Any]) -> Any:
     return result
 
 
-def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
-    """`wanted` devices, by default all; each of `sizes` has to divide by their number.
+def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) -> list[jax.Device]:
+    """`wanted` devices, by default all or `at_most`; each of `sizes` has to divide by their number.
 
     Left to choose, takes the largest number that does; raises UsageError where `wanted` does not.
     """
@@ -128,9 +128,12 @@ def choose_devices(wanted: int | None, *sizes: int) -> list[jax.Device]:
             raise UsageError(f"--distributed: {text}, which does not divide {what}, {sizes}")
         return devices
     if wanted is None:
-        number = next(n for n in range(len(devices), 0, -1) if all(size % n == 0 for size in sizes))
+        most = min(len(devices), at_most or len(devices))
+        number = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
         if number < len(devices):
-            print(f"using {number} of {len(devices)} devices: more would not divide {' and '.join(map(str, sizes))}")
+            why = f"more would not divide {' and '.join(map(str, sizes))}"
+            why += f", or are more than {most}" if most < len(devices) else ""
+            print(f"using {number} of {len(devices)} devices: {why}")
         return devices[:number]
     if wanted > len(devices):
         raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
@@ -247,10 +250,12 @@ def fit(args: Any, env: Any, parts_in: Callable[[int], dict[str, int]]) -> None:
             common = math.gcd(args.num_envs // len(devices), args.num_minibatches)
             fitting = [c for c in range(1, common + 1) if common % c == 0 and needed(c) <= limit]
             chunks = f"--num-rollout-chunks {fitting[0]} would fit, or " if fitting else ""
+            searches = getattr(args, "search_batch", None)
+            search = f", or less than --search-batch {searches}" if searches else ""
             raise UsageError(
                 f"--num-envs {args.num_envs} * --num-steps {args.num_steps}: needs "
                 f"{needed(args.num_rollout_chunks) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB available{each}; "
-                f"{chunks}fewer of either, or of --num-seeds"
+                f"{chunks}fewer of either, or of --num-seeds{search}"
             )
 
     together(compare)

@@ -149,10 +149,10 @@ def draw(
     keys: Sequence[str] | None = None,
     title: str | None = None,
     smooth: int | None = None,
-) -> None:
+) -> bool:
     """Draws `keys` of the runs against environment steps into the picture file `out`: one panel for each key, one line
     for each run, the mean over its seeds with the 95 % interval shaded. `smooth` is the number of lines in the running
-    mean; None chooses about a fiftieth of the run."""
+    mean; None chooses about a fiftieth of the run. False, and no picture, where there is nothing to draw."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -161,6 +161,8 @@ def draw(
     records = [json.loads((Path(run) / "args.json").read_text()) for run in runs]
     names = labels(records, runs) if len(runs) > 1 else [""]
     keys = keys or _panels(lines)
+    if not keys:
+        return False
     smooth = smooth or max(1, max(map(len, lines)) // 50)
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     # A Figure of its own, without pyplot: no backend is chosen for the process and nothing stays in memory.
@@ -185,6 +187,7 @@ def draw(
         figure.get_layout_engine().set(wspace=0.06)
         figure.suptitle(title or _title(records, lines), fontsize=12)
         figure.savefig(out, dpi=150)
+    return True
 
 
 def draw_histograms(run: Path | str, out: Path | str) -> None:
@@ -262,7 +265,8 @@ def main(runs: Positional[tuple[Path, ...]], out: Path, title: str | None = None
     for run in runs:
         if not (run / "args.json").is_file():
             raise SystemExit(f"{run}: not the folder of a run (it has no args.json)")
-    draw(runs, out, title=title, smooth=smooth)
+    if not draw(runs, out, title=title, smooth=smooth):
+        raise SystemExit(f"{', '.join(map(str, runs))}: nothing to draw; none of their updates is on record")
 
 
 if __name__ == "__main__":

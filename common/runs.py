@@ -19,6 +19,7 @@ A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end
 are any, videos/ and histograms.jsonl.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -223,7 +224,7 @@ class Run:
     """One training run. A context manager around the training loop: inside it SIGTERM and Ctrl-C make `log` set
     `should_stop`, a second one goes through as usual."""
 
-    def __init__(self, args: Any, script: str, num_updates: int, steps_per_update: int):
+    def __init__(self, args: Any, script: str, num_updates: int, steps_per_update: int, start: int = 0):
         self.args = args
         self.num_updates = num_updates
         self.steps_per_update = steps_per_update
@@ -238,8 +239,7 @@ class Run:
         self._failed = False
         self._tracker: Tracker | None = None
         self._file: Any = None
-        self._start_update = 0
-        self._updates_done = 0
+        self._start_update = self._updates_done = start
         self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched, not fetched
         self._rows: list[dict[str, np.ndarray]] = []  # fetched, not written
         self._busy = 0.0  # seconds that the updates in _rows took
@@ -513,9 +513,12 @@ class Run:
         return self._signal is not None and jax.process_count() == 1
 
     def stop(self, update: int, state: Any) -> None:
-        """Stops after this update because of a signal, outside of `log`."""
+        """Stops after this update because of a signal, outside of `log`. The update may have its checkpoint already."""
         self.should_stop = True
-        self.save(update, state)
+        with contextlib.suppress(Exception):  # of that checkpoint; then it is not there
+            self.checkpoints.wait()
+        if update not in checkpoint_updates(self.checkpoints.folder):
+            self.save(update, state)
 
     def wait(self) -> None:
         """Waits for the update that was logged last, so that the time of what comes next is not counted as its own."""

@@ -2,6 +2,7 @@
 
 import math
 import queue
+import re
 import sys
 import threading
 import time
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-EPISODE_COUNT = "charts/num_episodes"
-PER_EPISODE = ("charts/episodic_", "charts/solve_rate")  # prefixes of means over episodes
+# Means over episodes, of all or of a kind: charts/solve_rate, charts/fresh_solve_rate, ...
+PER_EPISODE = re.compile("charts/(.+_)?(episodic_.+|solve_rate)")
 # An hour of lines at ten a second: enough to outlast a slow start, and no leak if wandb never comes.
 QUEUE_SIZE = 36_000
 
@@ -29,17 +30,19 @@ def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     pooled = {}
     for key in dict.fromkeys(key for row in rows for key in row):
         having = [row for row in rows if key in row]
-        if len(having) == 1 and not key.startswith(PER_EPISODE):
+        of_episodes = PER_EPISODE.fullmatch(key)
+        if len(having) == 1 and not of_episodes:
             pooled[key] = having[0][key]
             continue
         values = np.stack([row[key] for row in having])
-        if key == EPISODE_COUNT:
+        if key.endswith("num_episodes"):
             pooled[key] = values.sum(0)
             continue
         values = values.astype(np.float64)
         weights = np.ones_like(values)
-        if key.startswith(PER_EPISODE) and all(EPISODE_COUNT in row for row in having):
-            weights = np.stack([row[EPISODE_COUNT] for row in having]).astype(np.float64)
+        count = of_episodes and f"charts/{of_episodes[1] or ''}num_episodes"
+        if count and all(count in row for row in having):
+            weights = np.stack([row[count] for row in having]).astype(np.float64)
         weights = np.where(np.isnan(values), 0.0, weights)
         total = weights.sum(0)
         summed = (np.where(weights > 0, values, 0.0) * weights).sum(0)

@@ -465,6 +465,7 @@ def test_log_every_pools_by_hand_computed_values(args):
     with run:
         for i in range(5):
             rows = {"charts/episodic_return": returns[i], "charts/num_episodes": episodes[i], "losses/x": losses[i]}
+            rows |= {"charts/new_solve_rate": returns[i], "charts/new_num_episodes": episodes[i]}
             run.log(i + 1, {key: jnp.array(value) for key, value in rows.items()})
             if i == 1:
                 run.log_now(2, lambda: {"eval/episodic_return": jnp.float32(9)})
@@ -472,8 +473,10 @@ def test_log_every_pools_by_hand_computed_values(args):
     assert evaluation == {"update": 2, "global_step": 20, "eval/episodic_return": 9}
     # (1·1 + 4·3) / 4 and (5·2 + 7·2) / 4; (1 + 2 + 6) / 3
     wanted = {"charts/episodic_return": [3.25, 6.0], "charts/num_episodes": [4, 4], "losses/x": [3.0, None]}
+    wanted |= {"charts/new_solve_rate": [3.25, 6.0], "charts/new_num_episodes": [4, 4]}
     assert first == {"update": 3, "global_step": 30, **wanted}
     wanted = {"charts/episodic_return": [20 / 3, 2.0], "charts/num_episodes": [3, 1], "losses/x": [None, 1.0]}
+    wanted |= {"charts/new_solve_rate": [20 / 3, 2.0], "charts/new_num_episodes": [3, 1]}
     assert last == {"update": 5, "global_step": 50, **wanted}
     assert "NaN" not in (run.path / "metrics.jsonl").read_text()
 

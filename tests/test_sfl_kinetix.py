@@ -357,6 +357,8 @@ def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
     fresh = jnp.broadcast_to(pack(coins(p=[0.0], slow=4.0)), (1, args.search_batch, 16))
     _, metrics, _ = programs.update(state._replace(buffer=buffer), fresh)
     assert metrics["charts/buffer_solve_rate"] == 1 and metrics["charts/fresh_solve_rate"] == 0
+    counts = [metrics[f"charts/{kind}num_episodes"] for kind in ("", "buffer_", "fresh_")]
+    assert counts[0] == counts[1] + counts[2] and counts[1] != counts[2]
     assert metrics["charts/num_episodes"] == 8 * 16 + 8 * 8
     np.testing.assert_allclose(metrics["charts/solve_rate"], 2 / 3, rtol=1e-6)
 
@@ -504,6 +506,37 @@ def test_every_search_looks_at_candidates_of_its_own(toy, monkeypatch):
     assert len(np.unique(np.concatenate(seen), axis=0)) == 3 * toy.num_candidates
 
 
+@pytest.mark.parametrize(
+    "num_envs, share, chunks, number",
+    [(32, 0.5, 1, 8), (8, 0.5, 1, 4), (8, 0.25, 1, 2), (8, 0.5, 2, 2), (8, 0.0, 1, 8)],
+)
+def test_as_many_devices_as_have_both_kinds_of_levels(toy, num_envs, share, chunks, number):
+    new = dict(num_devices=None, num_envs=num_envs, buffer_share=share, num_rollout_chunks=chunks)
+    args, env, *_ = sfl_kinetix.build(replace(toy, search_batch=None, num_minibatches=None, **new))
+    assert args.num_devices == number == num_envs // chunks // env.num_envs
+    assert share == 0 or 0 < args.from_buffer(env.num_envs) < env.num_envs
+
+
+def test_an_update_that_a_signal_stops_is_evaluated(toy, monkeypatch):
+    suite = Coins(jax.device_get(coins(p=[1.0, 0.0], quick=2.0, slow=4.0)))
+    monkeypatch.setattr(sfl_kinetix.kinetix, "make_evaluation", lambda size, num: (suite, ["level", "random_0"]))
+    toy = replace(toy, num_eval_episodes=1, eval_sizes=("s",), eval_every=2)
+    straight, log = sfl_kinetix.train(replace(toy, run_name="straight")), sfl_kinetix.runs.Run.log
+
+    def interrupted(run, number, metrics):
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(run, number, metrics)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(sfl_kinetix.runs.Run, "log", interrupted)
+        sfl_kinetix.train(replace(toy, run_name="broken"))
+    broken = straight.with_name("broken")
+    assert [line["update"] for line in lines_of(broken) if "eval/solve_rate" in line] == [2, 4]
+    sfl_kinetix.train(Args(resume=str(broken)))
+    assert comparable(lines_of(broken)) == comparable(lines_of(straight))
+
+
 def test_without_a_buffer_nothing_is_searched(toy):
     lines = lines_of(sfl_kinetix.train(replace(toy, buffer_share=0.0, search_batch=None)))
     assert not any(key.startswith(("search", "buffer")) for line in lines for key in line)
@@ -540,8 +573,10 @@ def test_usage_errors(toy, flags, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch):
-    """The checkpoint is that of the update before, and the resumed run is the straight one."""
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch, every):
+    """The checkpoint is that of the update before, which may be there already; the resumed run is the straight one."""
+    toy = replace(toy, checkpoint_every=every)
     straight = sfl_kinetix.train(replace(toy, run_name="straight"))
     build, scored = sfl_kinetix.build, []
 
@@ -613,7 +648,10 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, monkeypatch, capsys
         assert line["update"] == 6 and line["global_step"] == 64 * 6
         assert {k: v for k, v in line.items() if "/" in k} == {k: v for k, v in last.items() if "/" in k}
         assert (path / "videos" / "s-h0_weak_thrust.gif").exists()
-        assert json.loads((path / "summary.json").read_text())["eval/solve_rate"]["mean"] == 0
+        summary = json.loads((path / "summary.json").read_text())
+        assert summary["eval/solve_rate"]["mean"] == 0
+        assert summary["updates"] == 6 and summary["global_step"] == 64 * 6
+        assert not (path / "curve.png").exists()
         assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
 
 
