@@ -222,7 +222,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 class Run:
     """One training run. A context manager around the training loop: inside it SIGTERM and Ctrl-C make `log` set
-    `should_stop`, a second one goes through as usual."""
+    `should_stop`, a second one goes through as usual. start: the updates done before it, where it does none itself."""
 
     def __init__(self, args: Any, script: str, num_updates: int, steps_per_update: int, start: int = 0):
         self.args = args
