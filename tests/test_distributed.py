@@ -10,11 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import coins
 import jax
 import numpy as np
 import pytest
 
 import ppo
+import sfl_kinetix
 from common import checkpoints, plots, runs
 from common.arguments import typed
 
@@ -57,13 +59,29 @@ runs.main(ppo.train, ppo.Args)
 """
 
 
-def start(*flags):
+SFL_SCRIPT = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+import coins, sfl_kinetix
+from common import runs
+coins.install()
+runs.main(sfl_kinetix.train, sfl_kinetix.Args)
+"""
+SFL = (
+    "--num-envs 16 --num-steps 8 --minibatch-size 32 --num-rollout-chunks 2 --total-timesteps 768 --num-candidates 64 "
+    "--search-batch 32 --buffer-size 8 --buffer-every 2 --learnability-steps 9 --num-eval-episodes 3 --eval-sizes s "
+    "--checkpoint-every 3 --keep-checkpoints 0 --plasticity-every 2 --learning-rate 0.01 --com 4"
+)
+SFL_FLAGS = SFL.split()
+
+
+def start(*flags, script=SCRIPT):
     """Two processes at a free port."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     where = f"--distributed --coordinator-address localhost:{port} --num-processes 2 --process-id"
-    command = [sys.executable, "-c", SCRIPT, *map(str, flags), *where.split()]
+    command = [sys.executable, "-c", script, *map(str, flags), *where.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [subprocess.Popen([*command, str(number)], env=ENV, **pipes) for number in range(2)]
 
@@ -87,7 +105,8 @@ def state_of(path, at=""):
 
 
 def metrics_of(path):
-    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
+    clock = ("time", "charts/SPS", "search/seconds", "search/SPS")
+    return [{k: v for k, v in line.items() if k not in clock} for line in plots.read_lines(path)]
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +166,28 @@ def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     assert codes == [0, 0] and f"resuming after update {stopped} of {UPDATES}" in errors[0], errors
     jax.tree.map(np.testing.assert_array_equal, state_of(path), state_of(straight))
     assert metrics_of(path) == metrics_of(straight)
+
+
+def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypatch, tmp_path):
+    """And the training, evaluation, and a resumed run that go with it."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    codes, _, errors = outcome(start(*SFL_FLAGS, "--runs-dir", tmp_path, "--run-name", "two", script=SFL_SCRIPT))
+    assert codes == [0, 0] and "searching" not in errors[1], errors
+    coins.install(monkeypatch.setattr)
+    flags = [*SFL_FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path), "--run-name", "one"]
+    monkeypatch.setattr(sys, "argv", ["sfl_kinetix.py", *flags])
+    runs.main(sfl_kinetix.train, sfl_kinetix.Args)
+    lines = metrics_of(two)
+    assert [line["update"] for line in lines if "search/learnability" in line] == [1, 3, 5]
+    assert lines[-1]["levels/s/h0_weak_thrust/solve_rate"] == 1 and lines[-1]["eval/random/solve_rate"] == 0
+    assert lines == metrics_of(one)
+    histograms = (one / "histograms.jsonl").read_text()
+    assert (two / "histograms.jsonl").read_text() == histograms and len(histograms.splitlines()) == 6
+
+    (two / "checkpoints" / "6").rename(tmp_path / "gone")
+    codes, _, errors = outcome(start("--resume", two, script=SFL_SCRIPT))
+    assert codes == [0, 0] and "resuming after update 3 of 6" in errors[0], errors
+    assert metrics_of(two) == lines and (two / "histograms.jsonl").read_text() == histograms
 
 
 def test_bad_input_ends_both(straight):
