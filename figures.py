@@ -16,6 +16,7 @@ import datetime
 import difflib
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -25,17 +26,25 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from tyro.conf import Positional, arg
 
-from common import arguments, plots, runs
-from common.arguments import UsageError
-from common.tracking import say
-from experiments import grid, paper_a, paper_b, paper_b_runs, pictures, presets, scores, sfl, sfl_runs
+from common.run import arguments, plots
+from common.run.arguments import UsageError, flag
+from common.run.run import main as run_main
+from common.run.tracking import say
+from experiments import grid, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
 from experiments.data import Data, performance
 from experiments.verdicts import verdict
 
-PRESETS = {paper_a: presets.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl: a part of paper A
-OF_A = paper_a.FIGURES | sfl.FIGURES
-FIGURES = {name: OF_A[name] for name in sorted(OF_A, key=lambda n: (int(n.rstrip("abc")), n))} | paper_b.FIGURES
-PAPERS = {name: next(paper for paper in PRESETS if name in paper.FIGURES) for name in FIGURES}
+PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl: part of paper A
+PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
+
+
+def in_order(name: str) -> tuple:
+    """Figures of paper A before those of paper B, each by its number."""
+    number = re.match(r"\d*", name.removeprefix("B"))[0]
+    return name.startswith("B"), int(number or 99), name
+
+
+FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_order)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Args:
     """slurm: write sbatch arrays of what is missing, and print how to submit them; none: draw from what is there."""
     only: str | None = None
     """Run this one of the missing runs, and draw nothing (for the arrays of --launch slurm)."""
-    jobs: int | None = None
+    jobs: arguments.Positive[int] | None = None
     """Runs at a time, each on its share of the cores; by default one for each core with the laptop preset, else 1."""
     runs_dir: str = "runs/figures"
     """Where the runs go, in a folder for each preset."""
@@ -60,7 +69,7 @@ class Args:
     """Where pictures and verdicts go."""
 
     def __post_init__(self):
-        arguments.positive(self, "jobs")
+        arguments.check(self)
         unknown = [name for name in self.figures if name not in (*FIGURES, "all")]
         if unknown:
             close = difflib.get_close_matches(unknown[0], FIGURES, n=3, cutoff=0.3)
@@ -86,7 +95,7 @@ class Args:
         default = Args(("all",))
         for name in ("runs_dir", "results_dir"):
             if getattr(self, name) != getattr(default, name):
-                words += [arguments.flag(name), getattr(self, name)]
+                words += [flag(name), getattr(self, name)]
         return [*words, *flags]
 
 
@@ -94,6 +103,10 @@ def main(args: Args) -> None:
     # The commands that are printed are those of this folder; folders that the user names are the user's.
     root = Path(__file__).absolute().parent
     folders = {n: Path(getattr(args, n)).absolute() for n in ("runs_dir", "results_dir")}
+    for name, folder in folders.items():
+        in_the_way = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+        if in_the_way is not None:
+            raise UsageError(f"{flag(name)} {getattr(args, name)}: {in_the_way} is a file")
     inside = {n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()}
     args = replace(args, **inside)
     os.chdir(root)
@@ -278,4 +291,4 @@ def result(name: str, preset: str, args: Args) -> str:
 
 
 if __name__ == "__main__":
-    runs.main(main, Args)
+    run_main(main, Args)

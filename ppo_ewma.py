@@ -27,23 +27,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
-from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
-from common.actions import Categorical, Discrete, Gaussian
-from common.arguments import RunArgs
-from common.metrics import (
-    coverage_pca,
-    effective_sample_size,
-    gradient_metrics,
-    layer_metrics,
-    policy_variance,
-    weight_norm,
-)
+from common import bits, envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded
+from common.metrics import gradient_metrics, layer_metrics, policy_metrics
+from common.run import arguments, checkpoints, devices, memory
+from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
+from common.run.run import Run, begin, evaluate, main
+from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
-KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
+SAMPLE = 8192  # random transitions of an update by which its KL is measured (at least one per device and chunk)
+MEASURED = 2048  # of these, how many --plasticity-every measures on
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 
@@ -51,17 +47,17 @@ ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is
 @dataclass(frozen=True)
 class Args(RunArgs):
     # --- run ---
-    seed: int = 0
+    seed: NonNegative[int] = 0
     """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
-    num_seeds: int = 1
+    num_seeds: Positive[int] = 1
     """Train this many seeds at once (vmap); every metric then has one value per seed."""
-    total_timesteps: int = 2**24
+    total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
     """A gymnax id, kinetix/locomotion, kinetix/s, kinetix/m, kinetix/l or kinetix/<hand-designed level>."""
-    num_levels: int = 512
+    num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     norm_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
@@ -69,59 +65,59 @@ class Args(RunArgs):
     """Divide rewards by the running standard deviation of the discounted return."""
 
     # --- outer loop ---
-    num_envs: int = 2048
+    num_envs: Positive[int] = 2048
     """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
-    num_steps: int = 32
+    num_steps: Positive[int] = 32
     """K, in shapes T: steps per environment and update."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
-    clip_eps: float = 0.2
+    clip_eps: NonNegative[float] = 0.2
     """Epsilon: the ratio to the proximal policy is clipped to [1 - eps, 1 + eps]; the outer step size grows with it."""
-    com: float = 64.0
+    com: NonNegative[float] = 64.0
     """Centre of mass of the proximal policy's average: its age in minibatch steps. Lower is a larger outer step."""
     ewma_debias: bool = False
     """Normalise the average by its weights so far (Hilton et al.), instead of starting with COM + 1 times theta_0."""
-    max_importance_ratio: float | None = None
+    max_importance_ratio: Positive[float] | None = None
     """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
-    update_epochs: int = 4
+    update_epochs: Positive[int] = 4
     """E: passes over the data of one update."""
-    target_kl: float | None = None
+    target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
     """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
-    base_num_envs: int = 2048
+    base_num_envs: Positive[int] = 2048
     """The number of environments that --scaling starts from."""
-    num_rollout_chunks: int = 1
+    num_rollout_chunks: Positive[int] = 1
     """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
-    stagger_resets: int = 0
+    stagger_resets: NonNegative[int] = 0
     """Environments play 0 to this many random steps before training, so that they are at different points."""
 
     # --- inner loop ---
-    minibatch_size: int | None = None
+    minibatch_size: Positive[int] | None = None
     """Transitions per minibatch (default 2048); --num-minibatches follows from it."""
-    num_minibatches: int | None = None
+    num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive[float] = 1e-3
     """Adam's learning rate."""
     anneal_lr: bool = False
     """Reduce the learning rate linearly, update by update, to 0."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
     """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: float = 0.01
+    ent_coef: NonNegative[float] = 0.01
     """Weight of the entropy bonus."""
 
     # --- network ---
     network: Literal["mlp", "cnn"] = "mlp"
     """cnn: a 3x3 convolution with 16 channels before the hidden layers, for image-like observations."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
@@ -130,24 +126,8 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        arguments.positive(
-            self, "num_seeds", "total_timesteps", "num_levels", "num_envs", "num_steps", "update_epochs",
-            "base_num_envs", "minibatch_size", "num_minibatches", "learning_rate", "max_grad_norm", "hidden_sizes",
-            "num_rollout_chunks", "target_kl", "max_importance_ratio",
-        )  # fmt: skip
-        arguments.non_negative(self, "seed", "stagger_resets", "clip_eps", "com", "vf_coef", "ent_coef")
-        arguments.fraction(self, "gamma", "gae_lambda")
-        arguments.below(self, 2**31 - self.num_seeds, "seed")
         # Minibatch size and number stand for each other from here on, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_updates(self) -> int:
-        return self.total_timesteps // self.batch_size
 
 
 # From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
@@ -190,9 +170,7 @@ class ActorCritic(nn.Module):
         if isinstance(self.action_space, Discrete):
             return Categorical(head(sum(self.action_space.nvec))(features), self.action_space.nvec), value
         mean = head(len(self.action_space.low))(features)
-        log_std = self.param("log_std", nn.initializers.zeros, mean.shape[-1:])
-        # Bounded, or the ratio overflows before anything else; gradients pass the bound, or it would be a trap.
-        log_std += jax.lax.stop_gradient(jnp.clip(log_std, -5.0, 2.0) - log_std)
+        log_std = bounded(self.param("log_std", nn.initializers.zeros, mean.shape[-1:]), -5.0, 2.0)
         return Gaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value
 
 
@@ -254,11 +232,11 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Probe(NamedTuple):
-    """What `plasticity` measures on: random transitions of an update [n, ...], and how their observations were seen."""
+class Sample(NamedTuple):
+    """Random transitions of an update, by which it is measured, and how their observations were seen."""
 
+    batch: Batch  # [C, n, ...], of this device
     obs_stats: statistics.RunningStats
-    batch: Batch
 
 
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
@@ -268,21 +246,13 @@ def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats
 
 
 def rollout(
-    args: Args,
-    env: envs.VectorEnv,
-    network: ActorCritic,
-    behaviour: Learner,
-    environments: Environments,
-    key: jax.Array,
-) -> tuple:
+    args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
+) -> tuple[Environments, Transition, jax.Array, jax.Array]:
     """num_steps steps of a chunk of environments with the behaviour policy.
 
-    -> state, obs, transitions [T, N / C], last value [N / C], sample (observations and action distributions of n
-    environments [T, n, ...], for the exact KL), sums [4] over the episodes that ended.
+    -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the episodes that ended.
     """
     policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
-    num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
-    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * num_parts)))
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
@@ -293,18 +263,15 @@ def rollout(
         final_value = jax.lax.cond(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
-        seen = bits.pack(obs)
         transition = Transition(
-            seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        # Spread over the environments: neighbours may be equally far in their episodes (--stagger-resets).
-        sample = jax.tree.map(lambda x: x[:: env.num_envs // num_measured][:num_measured], (seen, dist))
-        return (env_state, out.obs), (transition, sample, envs.episode_sums(out.episode))
+        return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
-    (env_state, obs), (transitions, sample, sums) = jax.lax.scan(
-        step, (environments.state, environments.obs), jax.random.split(key, args.num_steps)
-    )
-    return env_state, obs, transitions, policy(obs)[1], sample, jax.lax.psum(sums.sum(0), "device")
+    keys = jax.random.split(key, args.num_steps)
+    (env_state, obs), (transitions, sums) = jax.lax.scan(step, (chunk.state, chunk.obs), keys)
+    chunk = chunk._replace(state=env_state, obs=obs)
+    return chunk, transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -390,10 +357,10 @@ def optimise(
     num_minibatches = args.num_minibatches // args.num_rollout_chunks
     size = batch.advantage.size // num_minibatches
 
-    def minibatch_step(permutation: Any, carry: tuple, number: jax.Array) -> tuple:
+    def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
         params, opt_state, proximal = carry
         # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
-        indices = permutation(number * size + jnp.arange(size))
+        indices = permutation(index * size + jnp.arange(size))
         minibatch = jax.tree.map(lambda x: x[indices], batch)
         if args.norm_adv:
             minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
@@ -427,10 +394,11 @@ def optimise(
     return learner._replace(params=params, opt_state=opt_state, proximal=proximal), metrics
 
 
-def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, old_dist: Any) -> dict:
-    """How far the update moved, on a sample of its observations and their action distributions before it, [n, ...]."""
-    dist, _ = forward(args, network, old.obs_stats, new.params, obs)
-    kl = jax.lax.pmean(old_dist.kl(dist).mean(), "device")
+def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, sample: Sample) -> dict:
+    """How far the update moved the policy, exactly, on a sample of its observations, and the parameters."""
+    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
+    before, after = (forward(args, network, sample.obs_stats, x.params, obs)[0] for x in (old, new))
+    kl = jax.lax.pmean(before.kl(after).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
@@ -440,17 +408,10 @@ def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: A
     }
 
 
-def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
-    """A chunk's and device's share of the probe: random rows of [T * N / C, ...] -> [PROBE / (C * devices), ...]."""
-    size, num_parts = batch.target.size, args.num_rollout_chunks * jax.lax.axis_size("device")
-    share = min(size, max(1, PROBE // num_parts)) if args.plasticity_every else 0
-    indices = random_permutation(key, size)(jnp.arange(share))
-    return jax.tree.map(lambda x: x[indices], batch)
-
-
-def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it. -> scalars."""
-    policy, batch = partial(forward, args, network, probe.obs_stats), probe.batch
+def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on MEASURED transitions of it. -> scalars."""
+    policy = partial(forward, args, network, sample.obs_stats)
+    batch = gather_rows(sample.batch, MEASURED)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
@@ -458,61 +419,53 @@ def plasticity(args: Args, network: ActorCritic, learner: Learner, probe: Probe)
     return {
         **layer_metrics(sown["intermediates"], args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, learner.proximal.params, part)[0], batch),
-        "plasticity/weight_norm": weight_norm(learner.params),
-        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(batch.action) - batch.log_prob),
-        "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage_pca(bits.unpack(batch.obs)),
+        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
     }
 
 
-def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Probe]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics, probe.
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
     """
     behaviour = state.learner
-    next_key, key, mix_key = jax.random.split(state.key, 3)
+    next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
+    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
+    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
-    def one_chunk(carry: tuple, number: jax.Array) -> tuple:
+    def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
-        rollout_key, shuffle_key, probe_key = jax.random.split(jax.random.fold_in(key, number), 3)
-        chunk = jax.tree.map(lambda x: x[number], environments)
-        env_state, obs, t, last_value, sample, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
-        returns = chunk.discounted_return
+        rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
+        chunk = jax.tree.map(lambda x: x[index], environments)
+        chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         if args.norm_reward:
-            rewards, returns, stats = statistics.normalise_rewards(t, returns, learner.return_stats, args.gamma)
-            t, learner = t._replace(reward=rewards), learner._replace(return_stats=stats)
+            t, returns, stats = statistics.normalise_rewards(
+                t, chunk.discounted_return, learner.return_stats, args.gamma
+            )
+            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
-        batch, sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batch, sample))
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
-        probe = take_probe(args, batch, probe_key)
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
-        chunk = Environments(env_state, obs, returns)
         # In the carry, written in place: as inputs and outputs of the scan all environments would exist twice.
-        environments = jax.tree.map(lambda x, new: x.at[number].set(new), environments, chunk)
-        return (learner, obs_stats, environments), (metrics, sample, probe, sums)
+        environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
+        return (learner, obs_stats, environments), (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    (learner, obs_stats, environments), (metrics, sample, probe, sums) = jax.lax.scan(
+    (learner, obs_stats, environments), (metrics, batch, sums) = jax.lax.scan(
         one_chunk, (behaviour, behaviour.obs_stats, state.environments), jnp.arange(args.num_rollout_chunks)
     )
+    sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    sample, probe = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (sample, probe))
-    metrics |= measure(args, network, behaviour, learner, *sample)
+    metrics |= measure_update(args, network, behaviour, learner, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
     learner = learner._replace(obs_stats=obs_stats)
-    # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
-    probe = jax.lax.all_gather(probe, "device", tiled=True)
-    number = probe.target.size
-    mixed = random_permutation(mix_key, max(1, number))(jnp.arange(number))
-    probe = Probe(behaviour.obs_stats, jax.tree.map(lambda x: x[mixed], probe))
-    return TrainState(learner, environments, next_key, state.update + 1), metrics, probe
+    return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -530,74 +483,63 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
 
 
 def build(args: Args) -> tuple:
-    """Puts `init_state` and `update` on the devices: learner replicated, environments split, several seeds vmapped.
+    """Puts the functions above on the devices: learner replicated, environments split, several seeds vmapped.
 
-    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, probe;
-    measured(learner, probe) -> metrics; keys.
+    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, sample;
+    measure(learner, sample) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
-    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size)
-    env = envs.make(args.env_id, chunk // len(devices), args.num_levels)
+    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels)
     if args.network == "cnn" and len(env.obs_shape) != 3:
-        raise arguments.UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
-    args = replace(args, num_devices=len(devices))  # --resume has to use as many
-    network = ActorCritic(args, env.action_space)
-    mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
-    over_seeds = jax.vmap if many else lambda function: function
-    split = P(None, None, "device") if many else P(None, "device")
-    layout = TrainState(learner=P(), environments=split, key=P(), update=P())
-    on_devices = partial(jax.shard_map, mesh=mesh, check_vma=False)
-    init = on_devices(over_seeds(partial(init_state, args, env, network)), in_specs=P(), out_specs=layout)
-    step = on_devices(over_seeds(partial(update, args, env, network)), in_specs=(layout,), out_specs=(layout, P(), P()))
-    measured = on_devices(over_seeds(partial(plasticity, args, network)), in_specs=P(), out_specs=P())
-    keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
-    keys = hardware.replicate(keys if many else keys[0], mesh)
-    return args, env, network, init, step, measured, keys
+        raise UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
+    args = replace(args, num_devices=len(chosen))  # --resume has to use as many
+    network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
+    split = on_devices.split(1)  # [C, N / C, ...]
+    layout, sampled = TrainState(P(), split, P(), P()), Sample(split, P())
+    init = on_devices(partial(init_state, args, env, network), gives=layout)
+    step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
+    measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))
+    return args, env, network, init, step, measure, on_devices.keys(args.seed)
 
 
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
-    hardware.start(args)
-    args, env, network, init, step, measured, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
+    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
+    shapes = jax.eval_shape(init, keys)
+    policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
+    player = evaluation.Player(args, env.suite, policy)
+    if args.evaluate:
+        return evaluate(args, __file__, player, shapes.learner)
     # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
     activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
-    hardware.check_memory(args, env, jax.eval_shape(init, keys), floats=6, activations=activations)
+    memory.check(args, env, shapes, floats=6, activations=activations)
     print(arguments.describe(args))
 
-    def policy(learner: Learner, obs: jax.Array) -> Categorical | Gaussian:
-        return forward(args, network, learner.obs_stats, learner.params, obs)[0]
-
-    player = evaluation.Player(args, env.suite, policy)
-    state = jax.jit(init)(keys)
+    state = init(keys)
     if args.init_from and not args.resume:
-        known = checkpoints.contains(args.init_from, "learner/proximal")
-        like = state.learner if known else state.learner._replace(proximal=None)
-        learner = checkpoints.load(args.init_from, {"learner": like}, args, SAME)["learner"]
-        if not known:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
+        learner = checkpoints.load_learner(args, state.learner, SAME, may_lack="proximal")
+        if learner.proximal is None:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))
         state = state._replace(learner=learner)
-    run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
-    state, start = run.restore(state)
-
-    compiled_update, measured = run.compile(jax.jit(step, donate_argnums=0), state), jax.jit(measured)
+    run = Run(args, __file__)
+    state = run.restore(state)
+    step = run.compile(step, state)
     with run:
-        for number in range(start + 1, args.num_updates + 1):
-            state, metrics, probe = compiled_update(state)
-            if run.plasticity_due(number):
-                metrics |= measured(state.learner, probe)
-            run.log(number, metrics)
-            if run.should_stop or run.checkpoint_due(number):
-                run.save(number, state)
-            if run.eval_due(number):
-                run.log_now(number, player.scores, state.learner, number)
-            if run.should_stop:
-                break
-        if args.capture_video and not run.should_stop:
-            run.video("final_policy", lambda: player.video(state.learner))
+        run.evaluate_if_due(run.done, player, state.learner)  # which a kill may have left undone
+        for index in run.updates():
+            state, metrics, sample = step(state)
+            if run.plasticity_due(index):
+                # Waited for: of two programs on several CPU devices each may wait for the other.
+                metrics |= jax.block_until_ready(measure(state.learner, sample))
+            run.log(index, metrics)
+            run.save_if_due(index, state)
+            run.evaluate_if_due(index, player, state.learner)
+        run.film_if_asked(lambda: player.film(state.learner))
     run.finish()
     return run.path
 
 
 if __name__ == "__main__":
-    runs.main(train, Args)
+    main(train, Args)

@@ -17,7 +17,8 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
@@ -26,151 +27,117 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from common import arguments, bits, checkpoints, envs, evaluation, hardware, runs, statistics
+from common import bits, envs, statistics
 from common.actions import Categorical
-from common.arguments import RunArgs
-from common.metrics import (
-    coverage_pca,
-    effective_sample_size,
-    gradient_metrics,
-    layer_metrics,
-    policy_variance,
-    weight_norm,
-)
+from common.metrics import gradient_metrics, layer_metrics, policy_metrics
+from common.run import arguments, checkpoints, devices, memory
+from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.run import Run, begin, evaluate, evaluate_learner, main
+from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 from common.suites import kinetix
-from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic
-from common.tracking import say
+from common.suites.kinetix_levels import LevelArgs, LevelPlayer, draw_success_rates
+from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
 
-PROBE = 2048  # so many transitions of an update are what --plasticity-every measures on (or one per device and chunk)
-KL_SAMPLE = 16384  # so many transitions of an update measure its exact KL (but an environment per device and chunk)
+SAMPLE = 8192  # random transitions of an update by which its KL is measured (at least one per device and chunk)
+MEASURED = 2048  # of these, how many --plasticity-every measures on
 SAME = ("network",)  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
+AtLeastTwo = Annotated[int, Bound(lambda x: x >= 2, "greater than 1")]
 RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
 
 
 @dataclass(frozen=True)
-class Args(RunArgs):
+class Args(LevelArgs):
     # --- run ---
-    seed: int = 0
+    seed: NonNegative[int] = 0
     """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
-    num_seeds: int = 1
+    num_seeds: Positive[int] = 1
     """Train this many seeds at once (vmap); every metric then has one value per seed."""
-    total_timesteps: int = 2**30
+    total_timesteps: Steps = 2**30
     """Environment steps over all environments, without those of the search for levels."""
 
     # --- environment ---
     env_id: Literal["kinetix/s", "kinetix/m", "kinetix/l"] = "kinetix/s"
     """Random Kinetix levels of this size."""
-    num_candidates: int = 12288
+    num_candidates: Positive[int] = 12288
     """Levels that a search looks through; rounded up to whole batches."""
-    search_batch: int | None = None
+    search_batch: Positive[int] | None = None
     """Levels sampled and scored at a time; memory follows it, not --num-candidates. By default as many as an update has
     fresh levels, or the least multiple of them that is at least 256."""
-    buffer_size: int = 1024
+    buffer_size: Positive[int] = 1024
     """Levels that a search keeps."""
-    buffer_every: int = 128
+    buffer_every: Positive[int] = 128
     """Updates between two searches."""
-    buffer_share: float = 0.5
+    buffer_share: Fraction = 0.5
     """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
     learnability_estimator: Literal["window", "episodes"] = "window"
     """window: p (1 - p) of the episodes that end within --learnability-steps, as in the papers; too small, the more so
     the fewer these are. episodes: from --learnability-episodes on each level, corrected for their number: unbiased."""
-    learnability_steps: int = 512
+    learnability_steps: Positive[int] = 512
     """Steps on each candidate (window)."""
-    learnability_episodes: int = 4
-    """Episodes on each candidate, side by side (episodes)."""
+    learnability_episodes: AtLeastTwo = 4
+    """Episodes on each candidate, side by side (episodes). One tells nothing of p (1 - p)."""
 
     # --- outer loop ---
-    num_envs: int = 2048
+    num_envs: Positive[int] = 2048
     """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
-    num_steps: int = 256
+    num_steps: Positive[int] = 256
     """K, in shapes T: steps per environment and update. An episode has at most 256; what does not fit is never seen."""
-    gamma: float = 0.995
+    gamma: Fraction = 0.995
     """Discount factor."""
-    gae_lambda: float = 0.9
+    gae_lambda: Fraction = 0.9
     """Lambda of generalised advantage estimation."""
-    clip_eps: float = 0.2
+    clip_eps: NonNegative[float] = 0.2
     """Epsilon: the ratio to the behaviour policy (with --com to the proximal one) is clipped to [1 - eps, 1 + eps]."""
-    com: float | None = None
+    com: NonNegative[float] | None = None
     """PPO-EWMA: centre of mass of the proximal policy's average, its age in minibatch steps. None: PPO."""
     ewma_debias: bool = False
     """Normalise the average by its weights so far (Hilton et al.), instead of starting with COM + 1 times theta_0."""
-    max_importance_ratio: float | None = None
+    max_importance_ratio: Positive[float] | None = None
     """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
-    update_epochs: int = 8
+    update_epochs: Positive[int] = 8
     """E: passes over the data of one update."""
-    target_kl: float | None = None
+    target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
     """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
-    base_num_envs: int = 2048
+    base_num_envs: Positive[int] = 2048
     """The number of environments that --scaling starts from."""
-    num_rollout_chunks: int = 1
+    num_rollout_chunks: Positive[int] = 1
     """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
 
     # --- inner loop ---
-    minibatch_size: int | None = None
+    minibatch_size: Positive[int] | None = None
     """Transitions per minibatch (default 16384); --num-minibatches follows from it."""
-    num_minibatches: int | None = None
+    num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: float = 5e-5
+    learning_rate: Positive[float] = 5e-5
     """Adam's learning rate."""
     anneal_lr: bool = False
     """Reduce the learning rate linearly, update by update, to 0."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
     """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: float = 0.01
+    ent_coef: NonNegative[float] = 0.01
     """Weight of the entropy bonus."""
 
     # --- network ---
     network: Literal["transformer", "permutation-invariant"] = "transformer"
     """Kinetix's network over entities: 786k parameters, or 222k without attention."""
 
-    # --- evaluation ---
-    evaluate: str | None = None
-    """Train nothing, evaluate RUN, RUN@UPDATE or a folder with params.safetensors and config.json (Kinetix's)."""
-    num_eval_episodes: int = 5
-    """Attempts at each evaluation level; 0: no evaluation."""
-    num_eval_levels: int = 512
-    """Random evaluation levels of each size, the same in every run, beside the hand-designed ones (74 in all)."""
-    eval_sizes: tuple[Literal["s", "m", "l"], ...] = ("s", "m", "l")
-    """Sizes of the evaluation levels."""
-    capture_video: bool = False
-    """Save gifs of the final policy on --video-levels and on the most learnable levels of the buffer."""
-    video_levels: tuple[str, ...] = ()
-    """Hand-designed levels, such as s/h0_weak_thrust; by default one of each of --eval-sizes."""
-    video_buffer_levels: int = 3
-    """How many levels of the buffer."""
-
     def __post_init__(self):
         super().__post_init__()
-        arguments.positive(
-            self, "num_seeds", "total_timesteps", "num_candidates", "search_batch", "buffer_size", "buffer_every",
-            "learnability_steps", "num_envs", "num_steps", "update_epochs", "base_num_envs", "minibatch_size",
-            "num_minibatches", "learning_rate", "max_grad_norm", "num_rollout_chunks", "target_kl",
-            "max_importance_ratio",
-        )  # fmt: skip
-        arguments.non_negative(
-            self, "seed", "clip_eps", "com", "vf_coef", "ent_coef", "num_eval_levels", "video_buffer_levels"
-        )
-        arguments.fraction(self, "gamma", "gae_lambda", "buffer_share")
-        arguments.below(self, 2**31 - self.num_seeds, "seed")
-        if self.learnability_episodes < 2:
-            value = self.learnability_episodes
-            raise arguments.UsageError(f"--learnability-episodes {value}: one episode tells nothing of p (1 - p); 2 do")
-        kinetix.check_level_names(self.video_levels, self.eval_sizes, "--video-levels")
         # Minibatch size and number stand for each other from here on, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=16384)
 
@@ -179,29 +146,8 @@ class Args(RunArgs):
         return round(self.buffer_share * num_envs)
 
     @property
-    def fewest_envs(self) -> int:
-        """With so many environments on a device and in a chunk both kinds of levels are among theirs."""
-        rarer = min(self.buffer_share, 1 - self.buffer_share)
-        return int(0.5 / rarer) + 1 if rarer else 1
-
-    @property
     def size(self) -> str:
         return self.env_id.removeprefix("kinetix/")
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_updates(self) -> int:
-        return self.total_timesteps // self.batch_size
-
-
-# What --evaluate takes over from a run.
-TRAINED_WITH = (
-    *("env_id", "network", "num_seeds", "num_envs", "num_steps", "total_timesteps", "minibatch_size"),
-    *("num_minibatches", "num_candidates"),
-)
 
 
 # From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
@@ -234,10 +180,7 @@ class Found(NamedTuple):
     """What a search has found so far, on one device."""
 
     best: Levels
-    measured: jax.Array  # [1], candidates on which an episode ended
-    rates: jax.Array  # [1], sum of their p
-    values: jax.Array  # [1], sum of their p (1 - p)
-    histogram: jax.Array  # [1, 11], of their p
+    tally: dict[str, jax.Array]  # [1] each, of the candidates on which an episode ended
 
 
 class TrainState(NamedTuple):
@@ -289,17 +232,13 @@ def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array
 
 def rollout(
     args: Args, env: envs.LevelEnv, network: ActorCritic, params: Any, levels: jax.Array, key: jax.Array
-) -> tuple:
+) -> tuple[Transition, jax.Array, jax.Array]:
     """num_steps steps with the behaviour policy of environments that begin anew, each on its level [N / C, bytes].
 
-    -> transitions [T, N / C], last value [N / C], sample (observations and action distributions of n environments
-    [T, n, ...], for the exact KL), sums [2, 4] over the episodes that ended on levels of the buffer and on fresh ones.
+    -> transitions [T, N / C], value of the last observation [N / C], sums [2, 4] over the episodes that ended on levels
+    of the buffer and on fresh ones.
     """
     policy = partial(forward, args, network, params)
-    num_parts = args.num_rollout_chunks * jax.lax.axis_size("device")
-    num_measured = max(1, min(env.num_envs, KL_SAMPLE // (args.num_steps * num_parts)))
-    # At random, since the first environments are on levels of the buffer; beyond the keys of the steps below.
-    measured = random_permutation(jax.random.fold_in(key, args.num_steps), env.num_envs)(jnp.arange(num_measured))
     from_buffer = jnp.arange(env.num_envs) < args.from_buffer(env.num_envs)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
@@ -311,17 +250,15 @@ def rollout(
         final_value = jax.lax.cond(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
-        seen = bits.pack(obs)
         transition = Transition(
-            seen, action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
-        sample = jax.tree.map(lambda x: x[measured], (seen, dist))
         ended = [out.episode._replace(done=out.episode.done & of) for of in (from_buffer, ~from_buffer)]
-        return (env_state, out.obs), (transition, sample, jnp.stack([envs.episode_sums(each) for each in ended]))
+        return (env_state, out.obs), (transition, jnp.stack([envs.episode_sums(each) for each in ended]))
 
-    started = env.start(jax.vmap(env.suite.unpack)(levels))
-    (_, obs), (transitions, sample, sums) = jax.lax.scan(step, started, jax.random.split(key, args.num_steps))
-    return transitions, policy(obs)[1], sample, jax.lax.psum(sums.sum(0), "device")
+    started, keys = env.start(jax.vmap(env.suite.unpack)(levels)), jax.random.split(key, args.num_steps)
+    (_, obs), (transitions, sums) = jax.lax.scan(step, started, keys)
+    return transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -412,20 +349,20 @@ def optimise(
     num_minibatches = args.num_minibatches // args.num_rollout_chunks
     size = batch.advantage.size // num_minibatches
 
-    def minibatch_step(permutation: Any, carry: tuple, number: jax.Array) -> tuple:
+    def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
         params, opt_state, proximal = carry
         # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
-        indices = permutation(number * size + jnp.arange(size))
+        indices = permutation(index * size + jnp.arange(size))
         minibatch = jax.tree.map(lambda x: x[indices], batch)
         if args.norm_adv:
             minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
-        (_, parts), grads = grad_fn(params, proximal and proximal.params, minibatch)
+        (_, parts), grads = grad_fn(params, None if proximal is None else proximal.params, minibatch)
         grads, parts = jax.lax.pmean((grads, parts), "device")
         grad_norm = optax.tree.norm(grads)
         scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
         steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
         params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
-        proximal = proximal and update_proximal(args, proximal, params)
+        proximal = None if proximal is None else update_proximal(args, proximal, params)
         return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
@@ -450,10 +387,11 @@ def optimise(
     return learner._replace(params=params, opt_state=opt_state, proximal=proximal), metrics
 
 
-def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: Any, old_dist: Any) -> dict:
-    """How far the update moved, on a sample of its observations and their action distributions before it, [n, ...]."""
-    dist, _ = forward(args, network, new.params, obs)
-    kl = jax.lax.pmean(old_dist.kl(dist).mean(), "device")
+def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, batch: Batch) -> dict:
+    """How far the update moved the policy, exactly, on a sample of its observations, and the parameters."""
+    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch.obs)
+    before, after = (forward(args, network, x.params, obs)[0] for x in (old, new))
+    kl = jax.lax.pmean(before.kl(after).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
@@ -463,86 +401,70 @@ def measure(args: Args, network: ActorCritic, old: Learner, new: Learner, obs: A
     }
 
 
-def take_probe(args: Args, batch: Batch, key: jax.Array) -> Batch:
-    """A chunk's and device's share of the probe: random rows of [T * N / C, ...] -> [PROBE / (C * devices), ...]."""
-    size, num_parts = batch.target.size, args.num_rollout_chunks * jax.lax.axis_size("device")
-    share = min(size, max(1, PROBE // num_parts)) if args.plasticity_every else 0
-    indices = random_permutation(key, size)(jnp.arange(share))
-    return jax.tree.map(lambda x: x[indices], batch)
-
-
-def plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on a sample of it [n, ...]. -> scalars."""
-    policy = partial(forward, args, network)
+def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
+    """The measurements of Mayor et al. 2025, appendix B, after an update, on MEASURED transitions of it. -> scalars."""
+    policy, batch = partial(forward, args, network), gather_rows(batch, MEASURED)
     dist, _ = policy(learner.params, batch.obs)
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
-    proximal = learner.proximal and learner.proximal.params
+    proximal = None if learner.proximal is None else learner.proximal.params
     obs = bits.unpack(batch.obs)
     flat = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(obs)], axis=1)
     return {
         **layer_metrics(network.hidden(learner.params, obs), args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, proximal, part)[0], batch),
-        "plasticity/weight_norm": weight_norm(learner.params),
-        "plasticity/effective_sample_size": effective_sample_size(dist.log_prob(batch.action) - batch.log_prob),
-        "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage_pca(flat),
+        **policy_metrics(learner.params, dist, flat, dist.log_prob(batch.action) - batch.log_prob),
     }
 
 
 def update(
     args: Args, env: envs.LevelEnv, network: ActorCritic, state: TrainState, fresh: jax.Array
 ) -> tuple[TrainState, dict, Batch]:
-    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample of transitions.
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample [C, n, ...].
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
     the minibatches, all epochs. A minibatch is mixed within its chunk. fresh: uint8 [C, B, bytes], the random levels of
     this and perhaps the next updates.
     """
     behaviour = state.learner
-    next_key, key, mix_key = jax.random.split(state.key, 3)
+    next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / args.num_updates if args.anneal_lr else 1.0
+    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
+    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
     num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))
 
-    def one_chunk(learner: Learner, number: jax.Array) -> tuple:
-        rollout_key, shuffle_key, probe_key, level_key = jax.random.split(jax.random.fold_in(key, number), 4)
-        mine = jax.lax.dynamic_slice_in_dim(fresh[number], turn * num_fresh, num_fresh)
+    def one_chunk(learner: Learner, index: jax.Array) -> tuple:
+        rollout_key, shuffle_key, sample_key, level_key = jax.random.split(jax.random.fold_in(key, index), 4)
+        mine = jax.lax.dynamic_slice_in_dim(fresh[index], turn * num_fresh, num_fresh)
         levels = draw_levels(state.buffer, mine, num_known, level_key)
-        t, last_value, sample, sums = rollout(args, env, network, behaviour.params, levels, rollout_key)
+        t, last_value, sums = rollout(args, env, network, behaviour.params, levels, rollout_key)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
-        batch, sample = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batch, sample))
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
-        return learner, (metrics, sample, take_probe(args, batch, probe_key), sums)
+        return learner, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    learner, (metrics, sample, probe, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
+    learner, (metrics, batch, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    sample, probe = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (sample, probe))
-    metrics |= measure(args, network, behaviour, learner, *sample)
+    metrics |= measure_update(args, network, behaviour, learner, batch)
     sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     for kind, own in zip(("buffer", "fresh"), sums, strict=True):
         metrics |= {f"charts/{kind}_num_episodes": own[0], f"charts/{kind}_solve_rate": own[3] / own[0]}
-    # Whole on every device, for measurements that are no means over devices, and no longer in the order of devices.
-    probe = jax.lax.all_gather(probe, "device", tiled=True)
-    number = probe.target.size
-    mixed = random_permutation(mix_key, max(1, number))(jnp.arange(number))
-    probe = jax.tree.map(lambda x: x[mixed], probe)
-    return TrainState(learner, state.buffer, next_key, state.update + 1), metrics, probe
+    return TrainState(learner, state.buffer, next_key, state.update + 1), metrics, batch
 
 
-def sample_levels(args: Args, env: envs.LevelEnv, key: jax.Array, stream: jax.Array, number: jax.Array) -> jax.Array:
-    """Batch `number` of a stream of random levels, by Kinetix's sampler with its no-op filter: this device's share of
+def sample_levels(args: Args, env: envs.LevelEnv, key: jax.Array, stream: jax.Array, index: jax.Array) -> jax.Array:
+    """Batch `index` of a stream of random levels, by Kinetix's sampler with its no-op filter: this device's share of
     search_batch. -> uint8 [C, B, bytes]."""
-    key = jax.random.fold_in(jax.random.fold_in(key, stream), number)
+    key = jax.random.fold_in(jax.random.fold_in(key, stream), index)
     keys = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
-    num = args.search_batch // (args.num_rollout_chunks * jax.lax.axis_size("device"))
-    return jax.lax.map(lambda key: jax.vmap(env.suite.pack)(env.suite.sample_filtered(key, num)), keys)
+    size = args.search_batch // (args.num_rollout_chunks * jax.lax.axis_size("device"))
+    return jax.lax.map(lambda key: jax.vmap(env.suite.pack)(env.suite.sample_filtered(key, size)), keys)
 
 
 def play_levels(
@@ -590,9 +512,11 @@ def keep_best(kept: Levels, new: Levels) -> Levels:
     return jax.tree.map(lambda x: x[index], both)
 
 
-def nothing_found(args: Args, env: envs.LevelEnv) -> Found:
-    """What a search begins with."""
-    return Found(no_levels(args, env), *jnp.zeros((3, 1)), jnp.zeros((1, len(RATES))))
+def tally(rate: jax.Array, value: jax.Array, known: jax.Array) -> dict[str, jax.Array]:
+    """Sums over the known ones of n levels: their number, p, p (1 - p), and how many have their p in which bin. [1]."""
+    bins = {f"rate_{center:.1f}": jnp.round(10 * rate) == i for i, center in enumerate(RATES)}
+    sums = {"levels": 1.0, "success_rate": rate, "learnability": value, **bins}
+    return {name: jnp.where(known, x, 0.0).sum(keepdims=True) for name, x in sums.items()}
 
 
 def no_levels(args: Args, env: envs.LevelEnv) -> Levels:
@@ -607,12 +531,12 @@ def score_levels(
     network: ActorCritic,
     found: Found,
     learner: Learner,
-    levels: jax.Array,
-    key: jax.Array,
-    number: jax.Array,
+    levels: Any,
+    key: Any,
+    index: Any,
 ) -> Found:
-    """Adds batch `number` of the candidates, [C, B, bytes] on this device, to what was found before."""
-    key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), number)
+    """Adds batch `index` of the candidates, uint8 [C, B, bytes] on this device, to what was found before."""
+    key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), index)
     keys = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
 
     def one_chunk(found: Found, inputs: tuple) -> tuple[Found, None]:
@@ -622,47 +546,25 @@ def score_levels(
         # Kinetix's tie-break: of levels that teach nothing, rather those that are solved. NaN would win any sort.
         score = jnp.where(known, value + TIE_BREAK * rate, -jnp.inf)
         best = keep_best(found.best, Levels(levels, score, jnp.where(known, rate, 0.0)))
-        return Found(
-            best,
-            found.measured + known.sum(),
-            found.rates + jnp.where(known, rate, 0.0).sum(),
-            found.values + jnp.where(known, value, 0.0).sum(),
-            found.histogram + histogram(rate),
-        ), None
+        return Found(best, jax.tree.map(jnp.add, found.tally, tally(rate, value, known))), None
 
     return jax.lax.scan(one_chunk, found, (levels, keys))[0]
 
 
-def histogram(rate: jax.Array) -> jax.Array:
-    """Counts in the bins around RATES, NaN in none. [n] -> [11]."""
-    return (jnp.round(10 * rate)[:, None] == jnp.arange(len(RATES))).sum(0).astype(jnp.float32)
-
-
 def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array]]:
-    """The best levels over all devices, on every device; what there is to say of them and of all candidates."""
-    kept, (measured, rates, values, counts) = found.best, jax.lax.psum(found[1:], "device")
-    scores = jax.lax.all_gather(kept.score, "device", tiled=True)
+    """The best levels over all devices, on every device; means over them and over all candidates."""
+    scores = jax.lax.all_gather(found.best.score, "device", tiled=True)
     score, index = jax.lax.top_k(scores, args.buffer_size)
     device, row = index // args.buffer_size, index % args.buffer_size
     mine = device == jax.lax.axis_index("device")
     # Each has its own rows and zeros for the others': their sum takes no more memory than the buffer.
-    share = lambda x: jnp.where(mine.reshape(-1, *[1] * (x.ndim - 1)), x[row], 0)  # noqa: E731
-    data, rate = jax.lax.psum((share(kept.data).astype(jnp.int32), share(kept.success_rate)), "device")
-    there = score > -jnp.inf
-    value = jnp.where(there, score - TIE_BREAK * rate, jnp.inf)
-    mean = lambda x: jnp.where(there, x, 0.0).sum() / there.sum()  # noqa: E731
-    metrics = {
-        "search/measured": measured[0],
-        "search/unmeasured": args.num_candidates - measured[0],
-        "search/success_rate": rates[0] / measured[0],
-        "search/learnability": values[0] / measured[0],
-        "search/histogram": counts[0],
-        "buffer/levels": there.sum(),
-        "buffer/success_rate": mean(rate),
-        "buffer/learnability": mean(value),
-        "buffer/learnability_min": value.min(),
-        "buffer/histogram": histogram(jnp.where(there, rate, jnp.nan)),
-    }
+    data = jnp.where(mine[:, None], found.best.data[row], 0).astype(jnp.int32)
+    data, rate = jax.lax.psum((data, jnp.where(mine, found.best.success_rate[row], 0.0)), "device")
+    value, there = score - TIE_BREAK * rate, score > -jnp.inf
+    kept, metrics = tally(rate, value, there), {"buffer/learnability_min": jnp.where(there, value, jnp.inf).min()}
+    for name, sums in (("search", jax.lax.psum(found.tally, "device")), ("buffer", kept)):
+        count = sums.pop("levels")[0]
+        metrics |= {f"{name}/levels": count, **{f"{name}/{key}": x[0] / count for key, x in sums.items()}}
     return Levels(data.astype(jnp.uint8), score, rate), metrics
 
 
@@ -675,69 +577,92 @@ def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Ar
     return TrainState(learner, no_levels(args, env), key, jnp.int32(0))
 
 
-class Programs(NamedTuple):
-    """What runs on the devices, jitted."""
+def settle_search(args: Args, num_devices: int) -> Args:
+    """Fills in num_devices and search_batch, rounds num_candidates up to whole batches; refuses what does not fit."""
+    parts = args.num_rollout_chunks * num_devices
+    each = args.num_envs // parts
+    known = args.from_buffer(each)
+    if 0 < args.buffer_share < 1 and known in (0, each):
+        raise UsageError(
+            f"--buffer-share {args.buffer_share}: of {each} environments on each device and in each chunk it is "
+            f"{known}; take more --num-envs, fewer --num-devices or --num-rollout-chunks, or 0 or 1"
+        )
+    unit = parts * ((each - known) or each)
+    batch = args.search_batch or unit * -(-256 // unit)
+    if batch % unit:
+        near = " or ".join(str(n) for n in (batch // unit * unit, -(-batch // unit) * unit) if n)
+        raise UsageError(
+            f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near} would do"
+        )
+    candidates = -(-args.num_candidates // batch) * batch
+    if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
+        print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
+    return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
 
-    init: Any  # keys -> state
-    update: Any  # state, fresh levels -> state, metrics, probe
-    measured: Any  # learner, probe -> metrics
-    sample: Any  # keys, stream, number -> levels
-    begin: Any  # keys -> found, nothing so far
-    score: Any  # found, learner, levels, keys, number of the batch -> found
-    gather: Any  # found -> buffer, metrics
+
+def estimate_memory(args: Args, suite: kinetix.Kinetix, state: TrainState, chunks: int) -> memory.Parts:
+    """As memory.estimate, of environments that begin anew in each update, and of searches. state: shapes, all seeds."""
+    level, obs = jax.eval_shape(suite.start, suite.empty_level)
+    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
+    acting, learning = FLOATS[args.network][args.size]  # numbers that the network holds at a time per observation
+    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
+    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
+    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
+    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
+    return {
+        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
+        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
+        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
+        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
+    }
 
 
 def build(args: Args) -> tuple:
     """Puts the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
     chunk = args.num_envs // args.num_rollout_chunks
-    most = chunk // args.fewest_envs or 1
-    devices = hardware.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
-    args = arguments.settle_search(args, len(devices))  # --resume has to use as many
+    rarer = min(args.buffer_share, 1 - args.buffer_share)
+    most = chunk // (int(0.5 / rarer) + 1) or 1 if rarer else None  # on more devices one kind of levels would lack
+    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
+    args = settle_search(args, len(chosen))  # --resume has to use as many
     suite = kinetix.make_entities(args.size)
-    env = envs.LevelEnv(suite, chunk // len(devices))
-    network = ActorCritic(suite, MODELS[args.network])
-    mesh, many = Mesh(np.array(devices), ("device",)), args.num_seeds > 1
-    over_seeds = jax.vmap if many else lambda function, in_axes=0: function
-    chunks, rows = (P(None, None, "device"), P(None, "device")) if many else (P(None, "device"), P("device"))
-
-    def on_devices(function: Any, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate)
-
-    score = over_seeds(partial(score_levels, args, env, network), in_axes=(0, 0, 0, 0, None))
-    programs = Programs(
-        init=on_devices(over_seeds(partial(init_state, args, env, network)), P(), P()),
-        update=on_devices(over_seeds(partial(update, args, env, network)), (P(), chunks), P(), donate=(0,)),
-        measured=on_devices(over_seeds(partial(plasticity, args, network)), P(), P()),
-        sample=on_devices(over_seeds(partial(sample_levels, args, env), in_axes=(0, None, None)), P(), chunks),
-        begin=on_devices(over_seeds(lambda _: nothing_found(args, env)), P(), rows),
-        score=on_devices(score, (rows, P(), chunks, P(), P()), rows, donate=(0,)),
-        gather=on_devices(over_seeds(partial(gather_levels, args)), rows, P()),
+    env, network = envs.LevelEnv(suite, chunk // len(chosen)), ActorCritic(suite, MODELS[args.network])
+    on_devices = devices.OnDevices(chosen, args.num_seeds)
+    rows, chunks = on_devices.split(0), on_devices.split(1)
+    nothing = lambda _: Found(no_levels(args, env), tally(*jnp.zeros((2, 1)), jnp.zeros(1, bool)))  # noqa: E731
+    score = partial(score_levels, args, env, network)
+    programs = SimpleNamespace(
+        init=on_devices(partial(init_state, args, env, network)),  # keys -> state
+        # state, fresh levels -> state, metrics, sample
+        update=on_devices(partial(update, args, env, network), (P(), chunks), (P(), P(), chunks), donate=0),
+        measure=on_devices(partial(measure_plasticity, args, network), (P(), chunks)),  # learner, sample -> metrics
+        # keys, stream, index -> levels
+        sample=on_devices(partial(sample_levels, args, env), gives=chunks, over_seeds=(0, None, None)),
+        begin=on_devices(nothing, gives=rows),  # keys -> found, nothing so far
+        # found, learner, levels, keys, index of the batch -> found
+        score=on_devices(score, (rows, P(), chunks, P(), P()), rows, over_seeds=(0, 0, 0, 0, None), donate=0),
+        gather=on_devices(partial(gather_levels, args), (rows,)),  # found -> buffer, metrics
     )
-    keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
-    keys = hardware.replicate(keys if many else keys[0], mesh)
-    return args, env, network, programs, keys
+    return args, env, network, programs, on_devices.keys(args.seed)
 
 
-def search(
-    args: Args, env: envs.LevelEnv, programs: Programs, run: runs.Run, state: TrainState, number: int, keys: Any
-) -> Levels | None:
-    """The buffer from update `number` on: samples and scores batch after batch of candidates, keeping the best. None if
-    the run is to stop: it searches again when it is resumed."""
-    run.wait()
+def search(args: Args, env: envs.LevelEnv, programs: Any, run: Run, state: TrainState, index: int, keys: Any) -> Levels:
+    """The buffer from update `index` on: samples and scores batch after batch of candidates, keeping the best, unless a
+    signal stops it."""
     began, batches = time.perf_counter(), args.num_candidates // args.search_batch
-    found, first = programs.begin(keys), (number - 1) // args.buffer_every * batches
+    found, first = programs.begin(keys), (index - 1) // args.buffer_every * batches
     for i in tqdm(range(first, first + batches), "searching", leave=False, disable=None if run.is_main else True):
         if run.interrupted:
-            return None
+            return state.buffer
         levels = programs.sample(keys, CANDIDATES, i)
         # Waited for: a queue of batches would hold the levels of all of them.
         found = jax.block_until_ready(programs.score(found, state.learner, levels, state.key, i))
     buffer, metrics = programs.gather(found)
     metrics = jax.device_get(metrics)
     if not np.all(metrics["buffer/levels"]):
-        raise arguments.UsageError(
+        raise UsageError(
             f"--learnability-steps {args.learnability_steps}: on none of {args.num_candidates} levels did an episode "
             f"end; an episode has at most {env.suite.max_steps} steps"
         )
@@ -745,121 +670,72 @@ def search(
     steps = args.learnability_steps if window else args.learnability_episodes * env.suite.max_steps
     seconds = time.perf_counter() - began
     metrics |= {"search/seconds": seconds, "search/SPS": args.num_seeds * args.num_candidates * steps / seconds}
-    counts = {name: metrics.pop(f"{name}/histogram") for name in ("search", "buffer")}
-    run.log_now(number, lambda: metrics)
-    for name, rates in counts.items():
-        run.histogram(number, f"{name}/success_rates", rates, np.append(RATES, 1.1) - 0.05)
+    run.write(index, metrics)
     return buffer
 
 
-def make_player(args: Args, network: ActorCritic) -> evaluation.LevelPlayer:
-    """Plays the random and the hand-designed levels of --eval-sizes, in the first process."""
-    needed = (args.num_eval_episodes or args.capture_video) and jax.process_index() == 0
-    wanted = args.eval_sizes if needed else ()
-    if wanted:
-        say(f"loading evaluation levels of size {', '.join(wanted)} (the first time this takes minutes)")
-    sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in wanted}
-    return evaluation.LevelPlayer(args, sets, lambda learner, obs: forward(args, network, learner.params, obs)[0])
-
-
-def evaluate(args: Args) -> Path:
-    """--evaluate: scores, and with --capture-video gifs, of a checkpoint. Returns the folder where they are."""
-    for name in ("resume", "init_from", "distributed"):
-        if getattr(args, name):
-            raise arguments.UsageError(f"{arguments.flag(name)} with --evaluate {args.evaluate}: give one of the two")
-    published = kinetix.is_published(args.evaluate)
-    if not published:
-        folder, record, updates = checkpoints.find_checkpoint(args.evaluate, "--evaluate")
-        if not set(TRAINED_WITH) <= record["args"].keys():
-            text = f"--evaluate {args.evaluate}: a run of {record['script']}.py, not of this script"
-            raise arguments.UsageError(text)
-        args = replace(args, **{name: record["args"][name] for name in TRAINED_WITH})
-    args = replace(args, num_seeds=1) if published else args
-    suite = kinetix.make_entities(args.size)
-    params, model = kinetix.load_published(args.evaluate) if published else (None, {})
-    network = ActorCritic(suite, MODELS["transformer" if published else args.network] | model)
-    over_seeds = jax.vmap if args.num_seeds > 1 else lambda function: function
-    keys = jax.random.split(jax.random.key(0), args.num_seeds)
-    like, update = jax.jit(over_seeds(network.init))(keys if args.num_seeds > 1 else keys[0]), 0
-    if not published:
-        like, name = {"learner": {"params": like}}, f"--evaluate {args.evaluate}"
-        found, update = checkpoints.restore_newest(folder, updates, like, name, partial=True)
-        params = found["learner"]["params"]
-    elif jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, like):
-        raise arguments.UsageError(
-            f"--evaluate {args.evaluate}: its parameters are not those of a network over entities"
-        )
-    run = runs.Run(args, __file__, num_updates=update, steps_per_update=args.batch_size, start=update)
-    learner, player = Learner(params, None, None), make_player(args, network)
-    if args.num_eval_episodes:
-        say("playing the levels (each size compiles for a minute or two)")
-    scores = player.scores(learner, update) if args.num_eval_episodes else {}
-    with run:
-        if scores:
-            run.log_now(update, lambda: scores)
-        if args.capture_video:
-            player.film(run, learner, args.video_levels)
-    if scores:
-        print(evaluation.level_table(scores))
-    run.finish()
-    return run.path
+def evaluate_published(args: Args) -> Path:
+    """--evaluate of a folder in the format of Kinetix's published checkpoints. Returns the folder with the scores."""
+    devices.start(args)
+    args = replace(args, num_seeds=1)
+    network, params = load_published(args.evaluate, args.size)
+    player = LevelPlayer(args, network.suite, lambda params, obs: forward(args, network, params, obs)[0])
+    return evaluate_learner(args, __file__, player, params, update=0)
 
 
 def train(args: Args) -> Path:
     """Runs one training from start (or checkpoint) to end; returns the run's folder."""
-    hardware.start(args)
-    if args.evaluate:
-        return evaluate(args)
-    args, env, network, programs, keys = build(arguments.apply_scaling(runs.open_args(args, __file__)))
+    if args.evaluate and kinetix.is_published(args.evaluate):
+        return evaluate_published(args)
+    args, env, network, programs, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(programs.init, keys)
-    floats = FLOATS[args.network][args.size]
-    hardware.fit(args, env, partial(hardware.estimate_levels_memory, args, env, shapes, floats))
+    player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])
+    if args.evaluate:
+        return evaluate(args, __file__, player, shapes.learner)
+    advice = f", or less than --search-batch {args.search_batch}"
+    memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
     print(arguments.describe(args))
 
-    player = make_player(args, network)
     state = programs.init(keys)
     if args.init_from and not args.resume:
-        known = checkpoints.contains(args.init_from, "learner/proximal")
-        like = state.learner if known else state.learner._replace(proximal=None)
-        learner = checkpoints.load(args.init_from, {"learner": like}, args, SAME)["learner"]
-        if args.com is not None and not known:  # a run of PPO: as at the start of any run, both policies are the same
-            proximal = state.learner.proximal._replace(params=jax.tree.map(jnp.copy, learner.params))
-            learner = learner._replace(proximal=proximal)
+        learner = checkpoints.load_learner(args, state.learner, SAME, may_lack="proximal")
+        if (
+            args.com is not None and learner.proximal is None
+        ):  # a run of PPO: as at the start of any run, it is the policy
+            copy = jax.tree.map(jnp.copy, learner.params)
+            learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))
         state = state._replace(learner=learner)
-    run = runs.Run(args, __file__, num_updates=args.num_updates, steps_per_update=args.batch_size)
-    state, start = run.restore(state)
+    run = Run(args, __file__)
+    state = run.restore(state)
 
     num_fresh = (env.num_envs - args.from_buffer(env.num_envs)) * (args.num_envs // env.num_envs)
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
-    fresh_levels = lambda number: programs.sample(keys, FRESH, (number - 1) // turns)  # noqa: E731
-    fresh = fresh_levels(start + 1)
-    compiled_update = run.compile(programs.update, state, fresh)
+    fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
+    fresh = fresh_levels(run.done + 1)
+    step = run.compile(programs.update, state, fresh)
     with run:
-        for number in range(start + 1, args.num_updates + 1):
-            if args.buffer_share and (number - 1) % args.buffer_every == 0:
-                buffer = search(args, env, programs, run, state, number, keys)
-                if buffer is None:
-                    run.stop(number - 1, state)
+        run.evaluate_if_due(run.done, player, state.learner)  # which a kill may have left undone
+        for index in run.updates():
+            if args.buffer_share and (index - 1) % args.buffer_every == 0:
+                with run.aside():
+                    state = state._replace(buffer=search(args, env, programs, run, state, index, keys))
+                if run.interrupted:  # it searches again when it is resumed
+                    run.save_if_due(index - 1, state)
                     break
-                state = state._replace(buffer=buffer)
-            if number > start + 1 and (number - 1) % turns == 0:
-                fresh = fresh_levels(number)
-            state, metrics, probe = compiled_update(state, fresh)
-            if run.plasticity_due(number):
-                metrics |= programs.measured(state.learner, probe)
-            run.log(number, metrics)
-            if run.should_stop or run.checkpoint_due(number):
-                run.save(number, state)
-            if run.eval_due(number):
-                run.log_now(number, player.scores, state.learner, number)
-            if run.should_stop:
-                break
-        if args.capture_video and not run.should_stop:
-            player.film(run, state.learner, args.video_levels)
-            player.film_packed(run, state.learner, env.suite, state.buffer, args.video_buffer_levels)
+            if (index - 1) % turns == 0:
+                fresh = fresh_levels(index)
+            state, metrics, sample = step(state, fresh)
+            if run.plasticity_due(index):
+                # Waited for: of two programs on several CPU devices each may wait for the other.
+                metrics |= jax.block_until_ready(programs.measure(state.learner, sample))
+            run.log(index, metrics)
+            run.save_if_due(index, state)
+            run.evaluate_if_due(index, player, state.learner)
+        run.film_if_asked(lambda: player.film(state.learner, state.buffer))
+    draw_success_rates(run.path, ("search", "buffer"), RATES)
     run.finish()
     return run.path
 
 
 if __name__ == "__main__":
-    runs.main(train, Args)
+    main(train, Args)

@@ -19,6 +19,7 @@ docs/stochastic_opt.md has the pictures.
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,60 +31,67 @@ import numpy as np
 import optax
 from scipy.special import hyp1f1, poch
 
-from common import arguments, hardware, plots, runs
-from common.arguments import LogArgs
+from common.run import memory, plots
+from common.run.arguments import Fraction, LogArgs, NonNegative, Positive, UsageError, below
+from common.run.run import Run, begin, main
+
+
+BLOCK = 1024  # steps whose theory is computed together
 
 
 @dataclass(frozen=True)
 class Args(LogArgs):
     # --- run ---
-    seed: int = 0
+    seed: NonNegative[int] = 0
     """Seed of the noise. --num-seeds S: seed, seed + 1, ..."""
-    num_seeds: int = 5
+    num_seeds: Positive[int] = 5
     """Run this many seeds at once (vmap); every metric has one value per seed."""
-    num_steps: int = 1000
+    num_steps: Positive[int] = 1000
     """Gradient steps."""
 
     # --- problem ---
-    dimension: int = 50
+    dimension: Positive[int] = 50
     """d: dimension of x."""
-    noise: float = 3.0
+    noise: NonNegative[float] = 3.0
     """Noise of the gradient: standard deviation noise / sqrt(dimension) per coordinate, so about its norm."""
-    initial_distance: float = 5.0
+    initial_distance: NonNegative[float] = 5.0
     """||x_0||."""
 
     # --- optimiser ---
-    learning_rate: float = 0.1
+    learning_rate: Positive[float] = 0.1
     """eta: plain gradient descent converges below 1."""
-    switch_step: int | None = None
+    switch_step: NonNegative[int] | None = None
     """From this step on the learning rate is --switch-learning-rate."""
-    switch_learning_rate: float | None = None
+    switch_learning_rate: Positive[float] | None = None
     """See --switch-step."""
     anneal_lr: bool = False
     """Reduce the learning rate linearly to 0."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     """sgd: plain gradient descent, the only one with a prediction."""
-    momentum: float = 0.9
+    momentum: Fraction = 0.9
     """Of --optimizer momentum (heavy ball)."""
 
     def __post_init__(self):
         super().__post_init__()
-        arguments.positive(self, "num_seeds", "num_steps", "dimension", "learning_rate", "switch_learning_rate")
-        arguments.non_negative(self, "seed", "noise", "initial_distance", "switch_step")
-        arguments.fraction(self, "momentum")
-        arguments.below(self, 2**31 - self.num_seeds, "seed")
-        if self.switch_step is not None:
-            arguments.below(self, self.num_steps, "switch_step")
+        below(self, self.num_steps, "switch_step")
         if (self.switch_step is None) != (self.switch_learning_rate is None):
             given, missing = "step", "learning-rate"
             if self.switch_step is None:
                 given, missing = missing, given
             value = getattr(self, f"switch_{given}".replace("-", "_"))
-            raise arguments.UsageError(f"--switch-{given} {value}: needs --switch-{missing}, too")
+            raise UsageError(f"--switch-{given} {value}: needs --switch-{missing} as well")
 
     @property
     def env_id(self) -> str:
         return "bowl"
+
+    @property
+    def batch_size(self) -> int:
+        return 1
+
+    @property
+    def num_updates(self) -> int:
+        return self.num_steps
 
 
 class TrainState(NamedTuple):
@@ -146,13 +154,23 @@ def predict_distance(args: Args, steps: np.ndarray) -> np.ndarray:
     phases = [(args.learning_rate, np.minimum(steps, switch))]
     if args.switch_step is not None:
         phases.append((args.switch_learning_rate, np.maximum(steps - switch, 0)))
-    for eta, number in phases:
-        shrunk = (1 - 2 * eta) ** np.asarray(number, np.float64)
+    for eta, count in phases:
+        shrunk = (1 - 2 * eta) ** np.asarray(count, np.float64)
         limit = args.noise**2 / args.dimension * eta / (4 * (1 - eta))
         mean, variance = mean * shrunk, variance * shrunk**2 + limit * (1 - shrunk**2)
     variance = np.maximum(variance, 1e-9 * mean**2 + np.finfo(np.float64).tiny)  # where it is 0, ||m|| comes out
     ratio = mean**2 / (2 * variance)
     return np.sqrt(variance) * chi_mean(args.dimension) * hyp1f1(-0.5, args.dimension / 2, -ratio)
+
+
+def predict_soon(args: Args, step: int) -> float:
+    """`predict_distance` after one step; computed for a thousand steps at a time, since one takes as long."""
+    return _predict_block(args, step // BLOCK)[step % BLOCK]
+
+
+@lru_cache(maxsize=1)
+def _predict_block(args: Args, block: int) -> np.ndarray:
+    return predict_distance(args, block * BLOCK + np.arange(BLOCK))
 
 
 def chi_mean(dimension: int) -> float:
@@ -189,29 +207,26 @@ def report(args: Args, path: Path) -> None:
 
 def train(args: Args) -> Path:
     """Runs the descent from start (or checkpoint) to end; returns the run's folder."""
-    hardware.enable_compilation_cache()
-    args = runs.open_args(args, __file__)
+    args = begin(args, __file__)
+    needed = 32 * args.num_seeds * args.dimension
+    if needed > (free := memory.device_bytes(jax.devices()[:1])):
+        raise UsageError(f"--dimension {args.dimension}: needs {needed / 1e9:.1f} of the {free / 1e9:.1f} GB available")
     keys = jax.vmap(jax.random.key)(args.seed + jnp.arange(args.num_seeds))
     state = jax.jit(jax.vmap(lambda key: init_state(args, key)))(keys)
-    run = runs.Run(args, __file__, num_updates=args.num_steps, steps_per_update=1)
-    state, start = run.restore(state)
-    theory = predict_distance(args, np.arange(args.num_steps + 1)) if has_theory(args) else None
-
-    compiled_update = run.compile(jax.jit(jax.vmap(lambda state: update(args, state)), donate_argnums=0), state)
+    run = Run(args, __file__)
+    state = run.restore(state)
+    step = run.compile(jax.jit(jax.vmap(lambda state: update(args, state)), donate_argnums=0), state)
     with run:
-        for number in range(start + 1, args.num_steps + 1):
-            state, metrics = compiled_update(state)
-            if theory is not None:
-                metrics["theory/negative_distance"] = -theory[number]
-            run.log(number, metrics)
-            if run.should_stop or run.checkpoint_due(number):
-                run.save(number, state)
-            if run.should_stop:
-                break
+        for index in run.updates():
+            state, metrics = step(state)
+            if has_theory(args):
+                metrics["theory/negative_distance"] = -predict_soon(args, index)
+            run.log(index, metrics)
+            run.save_if_due(index, state)
     run.finish()
     report(args, run.path)
     return run.path
 
 
 if __name__ == "__main__":
-    runs.main(train, Args)
+    main(train, Args)

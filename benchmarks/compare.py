@@ -26,7 +26,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
-from common.plots import COLOURS
+from common.run.plots import COLOURS
 
 SYSTEMS = {"ours": "ppo.py", "rejax": "rejax 0.1.3"}
 QUANTITIES = {

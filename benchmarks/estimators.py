@@ -30,8 +30,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import sfl_kinetix
 from benchmarks.report import git
-from common import checkpoints, hardware
-from common.plots import mean_and_ci
+from common.run import checkpoints, devices
+from common.run.plots import mean_and_ci
 
 ESTIMATORS = {
     "window, 512 steps": {"learnability_estimator": "window"},
@@ -62,7 +62,7 @@ def main(given: Args) -> None:
         env_id=record["args"]["env_id"], network=record["args"]["network"], num_devices=1, buffer_size=given.keep,
         search_batch=given.batch, num_candidates=given.candidates, num_envs=2 * given.batch, num_steps=1,
     )  # fmt: skip
-    hardware.start(base)
+    devices.start(base)
     args, env, network, programs, keys = sfl_kinetix.build(base)
     params = programs.init(keys).learner.params
     params = checkpoints.load(given.run, {"learner": {"params": params}}, by="RUN")["learner"]["params"]
@@ -108,7 +108,7 @@ def main(given: Args) -> None:
         print(name, found[name], flush=True)
     record = {
         "command": shlex.join(["python", *sys.argv]), "date": datetime.date.today().isoformat(),
-        "hardware": hardware.machine(), "jax": jax.__version__, "commit": git("rev-parse", "HEAD"),
+        "devices": devices.machine(), "jax": jax.__version__, "commit": git("rev-parse", "HEAD"),
         "run": {"command": record["command"], "update": updates[-1], "git_commit": record["git_commit"]},
         "candidates": given.candidates, "kept": given.keep, "found": found,
     }  # fmt: skip

@@ -47,13 +47,13 @@ def load_ours(spec: dict[str, Any]) -> Callable[[], tuple]:
     import jax
 
     import ppo
-    from common import hardware
+    from common.run import devices
 
     unknown = spec["args"].keys() - ppo.Args.__dataclass_fields__.keys()
     if unknown:
         sys.exit(f"ppo.py has no {', '.join('--' + name.replace('_', '-') for name in sorted(unknown))}")
     args = ppo.Args(**{name: tuple(v) if isinstance(v, list) else v for name, v in spec["args"].items()})
-    hardware.start(args)
+    devices.start(args)
     # ppo.py imports it only when it makes an environment, rejax at once. It starts JAX: the line above comes first.
     import gymnax  # noqa: F401
 
@@ -105,9 +105,9 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     compiled = jax.jit(step, donate_argnums=0).lower(state).compile()
     compile_s = time.perf_counter() - began
     if spec["system"] == "ours":
-        from common import hardware
+        from common.run import devices
 
-        hardware.give_back_memory()  # as a run of ppo.py does
+        devices.give_back_memory()  # as a run of ppo.py does
     sizes = compiled.memory_analysis()
     program = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
     program = (program + sizes.output_size_in_bytes - sizes.alias_size_in_bytes) * num_devices

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 
 from benchmarks.report import git
-from common import hardware
+from common.run import devices
 
 # Script and flags: the default, a network and batch of control, paper B's smallest batch, a CNN.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,11 +68,11 @@ def measure(script: str, flags: dict[str, Any], repetitions: int) -> dict[str, A
 
 
 def main(args: Args) -> None:
-    hardware.start(importlib.import_module("ppo").Args())
+    devices.start(importlib.import_module("ppo").Args())
     record: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),
-        "hardware": hardware.machine(),
+        "hardware": devices.machine(),
         "devices": [device.device_kind for device in jax.devices()],
         "jax": jax.__version__,
         "commit": git("rev-parse", "HEAD"),

@@ -24,7 +24,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 import ppo
-from common import bits, hardware
+from common import bits
+from common.run import devices
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
 
 
 def main(args: Args) -> None:
-    hardware.start(ppo.Args())
+    devices.start(ppo.Args())
     for env_id in args.env_ids:
         seconds = profile(args, env_id)
         total = sum(value for name, value in seconds.items() if not name.startswith(" "))

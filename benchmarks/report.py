@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from common import hardware
+from common.run import devices
 
 FAILED = "failed: "  # a problem that may be gone the next time
 
@@ -70,11 +70,11 @@ class Results:
         # Only of the code: a new table or text in the repository makes no result outdated.
         self.commit += " with changes" if git("status", "--porcelain", "--", "*.py") else ""
         self.points: list[dict[str, Any]] = []
-        self.hardware = hardware.machine()
+        self.devices = devices.machine()
         self.summary: list[dict[str, Any]] = []
         if self.path.exists():
             record = json.loads(self.path.read_text())
-            if record["hardware"] != self.hardware:
+            if record["devices"] != self.devices:
                 raise SystemExit(f"{self.path} was measured on another machine; name another file with --out")
             self.points = record["points"]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class Results:
             "command": shlex.join(["python", *sys.argv]),
             "date": now(),
             "commit": self.commit,
-            "hardware": self.hardware,
+            "devices": self.devices,
             "summary": self.summary,
             "points": self.points,
         }
@@ -113,7 +113,7 @@ class Results:
         points = self.current()
         devices = "; ".join(sorted({p["device"] for p in points if "device" in p and "CPU" not in p["device"]}))
         jax = " and ".join(dict.fromkeys(p["versions"]["jax"] for p in points if "versions" in p))
-        where = f"{self.hardware['cpu']}, {self.hardware['cores']} cores, {self.hardware['memory_gb']} GB"
+        where = f"{self.devices['cpu']}, {self.devices['cores']} cores, {self.devices['memory_gb']} GB"
         where = f"{devices} ({where})" if devices else where
         return f"{where}; JAX {jax or '?'}; commit {self.commit[:7] + self.commit[40:]}; {now()[:10]}"
 

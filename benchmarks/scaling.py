@@ -19,7 +19,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
-from common.plots import COLOURS
+from common.run.plots import COLOURS
 
 QUANTITIES = {
     "steps_per_second": ("training speed", "environment steps per second", 1),

@@ -35,7 +35,7 @@ import numpy as np
 import sfl_kinetix
 from benchmarks.measure import peak_bytes
 from benchmarks.report import git
-from common import hardware
+from common.run import devices
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def main(given: Args) -> None:
     flags = dict(num_envs=given.num_envs, num_steps=given.num_steps, minibatch_size=given.minibatch_size)
     found = dict(num_candidates=128, search_batch=128, buffer_size=128, buffer_share=0.5, learnability_steps=256)
     args = sfl_kinetix.Args(network=given.network, total_timesteps=10**12, plasticity_every=0, **flags, **found)
-    hardware.start(args)
+    devices.start(args)
     args, env, network, programs, keys = sfl_kinetix.build(args)
     state = programs.init(keys)
 
@@ -131,7 +131,7 @@ def main(given: Args) -> None:
     record: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),
-        "hardware": hardware.machine(),
+        "hardware": devices.machine(),
         "devices": [device.device_kind for device in jax.devices()],
         "jax": jax.__version__,
         "commit": git("rev-parse", "HEAD"),

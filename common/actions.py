@@ -1,5 +1,6 @@
 """Action spaces and the distributions over them."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -93,3 +94,23 @@ class Gaussian:
         ratio = jnp.exp(2 * (self.log_std - other.log_std))
         distance = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
         return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def bounded(x: jax.Array, low: float, high: float) -> jax.Array:
+    """clip(x, low, high) for a parameter. At a bound only gradients that lead back inside pass: with those of clip it
+    would never come back, with all of them it would go on outwards, to no effect."""
+    return jnp.clip(x, low, high)
+
+
+def _bounded_forward(x: jax.Array, low: float, high: float) -> tuple[jax.Array, jax.Array]:
+    return jnp.clip(x, low, high), x
+
+
+def _bounded_backward(low: float, high: float, x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
+    # A descent step goes against the gradient.
+    outwards = ((x <= low) & (slope > 0)) | ((x >= high) & (slope < 0))
+    return (jnp.where(outwards, 0.0, slope),)
+
+
+bounded.defvjp(_bounded_forward, _bounded_backward)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Box, Discrete
-from common.arguments import UsageError
+from common.run.arguments import UsageError
 from common.suites import gymnax as gymnax_suite
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
@@ -149,8 +149,8 @@ class VectorEnv:
 
     def episode_metrics(self, sums: jax.Array) -> dict[str, jax.Array]:
         """Means over episodes from added-up `episode_sums` [4]; NaN where no episode ended."""
-        number, (total_reward, length, successes) = sums[0], sums[1:] / sums[0]
-        metrics = {"episodic_return": total_reward, "episodic_length": length, "num_episodes": number}
+        count, (total_reward, length, successes) = sums[0], sums[1:] / sums[0]
+        metrics = {"episodic_return": total_reward, "episodic_length": length, "num_episodes": count}
         metrics |= {"solve_rate": successes} if self.has_success else {}
         return {f"charts/{name}": value for name, value in metrics.items()}
 
@@ -205,14 +205,21 @@ def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
         raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
     except OSError as error:  # MNISTBandit-bsuite downloads its data
         raise UsageError(f"--env-id {env_id}: cannot be loaded ({error})") from None
+    if "/" in env_id and suite != "kinetix":
+        raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are gymnax's ids (CartPole-v1) and kinetix/...")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
+
+
+def known_ids() -> list[str]:
+    """All ids that `make` takes. A hand-designed level of Kinetix is named with its size or, if that is unambiguous,
+    without; here with it."""
+    from common.suites import kinetix
+
+    return gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]
 
 
 def nearest(env_id: str) -> str:
     """The known ids that look most like `env_id`, for an error message."""
-    from common.suites import kinetix
-
-    known = gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]
-    lower = {name.lower(): name for name in known}
+    lower = {name.lower(): name for name in known_ids()}
     close = difflib.get_close_matches(env_id.lower(), lower, n=4, cutoff=0.4)
     return ", ".join([lower[name] for name in close] or ["CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion"])

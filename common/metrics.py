@@ -18,15 +18,20 @@ COVERAGE_SAMPLE = 512  # observations: always as many, or a larger sample would 
 GRADIENT_PARTS = 8  # a sample is cut into so many batches, whose gradients tell the noise
 
 
-def feature_rank(features: jax.Array, share: float = 0.99) -> jax.Array:
-    """The fewest singular values that make up `share` of the sum of all (approximate rank, Yang et al. 2019).
+def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, jax.Array]:
+    """How many of the largest singular values make up `share` of the sum of the squares of all (approximate rank, Yang
+    et al. 2019, which the paper quotes), and of the sum of all (srank, Kumar et al. 2021).
 
-    features: [n, d], not centred -> [], from 0 (all are zero) to min(n, d).
+    features: [n, d], not centred -> [], [], from 0 (all are zero) to min(n, d).
     """
     values = jnp.linalg.svd(features, compute_uv=False)  # descending
-    total = values.sum()
-    rank = (jnp.cumsum(values) < share * total).sum() + (total > 0)
-    return jnp.where(jnp.isfinite(total), rank.astype(jnp.float32), jnp.nan)
+
+    def rank(parts: jax.Array) -> jax.Array:
+        total = parts.sum()
+        count = (jnp.cumsum(parts) < share * total).sum() + (total > 0)
+        return jnp.where(jnp.isfinite(total), count.astype(jnp.float32), jnp.nan)
+
+    return rank(values**2), rank(values)
 
 
 def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
@@ -70,11 +75,6 @@ def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
     return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
 
 
-def coverage_pca(obs: jax.Array) -> jax.Array:
-    """`coverage` of the first COVERAGE_SAMPLE observations [n, ...] in the plane of their principal components."""
-    return coverage(pca(obs[:COVERAGE_SAMPLE]))
-
-
 def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
     """Share of the grid x grid cells of the points' bounding box in which there is a point. points: [n, 2] -> []."""
     low, high = points.min(0), points.max(0)
@@ -105,27 +105,42 @@ def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: 
 
 
 def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax.Array]:
-    """Feature rank of the last hidden layer, dormant neurons of all. intermediates: what the encoders have sown; the
-    critic's own encoder has keys of its own."""
+    """Ranks of the last hidden layer, dormant neurons of all. intermediates: what the encoders have sown; the critic's
+    own encoder has keys of its own."""
     found = {}
     for name, encoder in intermediates.items():
         prefix = "plasticity/critic_" if name.startswith("critic") else "plasticity/"
         layers = encoder["hidden"]
-        found[f"{prefix}feature_rank"] = feature_rank(layers[-1])
+        found[f"{prefix}feature_rank"], found[f"{prefix}srank"] = feature_ranks(layers[-1])
         found[f"{prefix}dormant_neurons"] = dormant_neurons(layers, tau)
+    return found
+
+
+def policy_metrics(
+    params: Any, dist: Categorical | Gaussian, obs: jax.Array, log_ratio: jax.Array | None = None
+) -> dict[str, jax.Array]:
+    """Weight norm, policy variance, coverage and, of a policy with importance weights exp(log_ratio), their effective
+    sample size. dist: of [n]; obs: [n, ...]; log_ratio: [n]."""
+    found = {
+        "plasticity/weight_norm": weight_norm(params),
+        "plasticity/policy_variance": policy_variance(dist),
+        "plasticity/coverage_pca": coverage(pca(obs[:COVERAGE_SAMPLE])),
+    }
+    if log_ratio is not None:
+        found["plasticity/effective_sample_size"] = effective_sample_size(log_ratio)
     return found
 
 
 def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, jax.Array]:
     """Kurtosis and noise of the gradient, from the gradients of equal parts of a sample [n, ...] in random order."""
     n = jax.tree.leaves(sample)[0].shape[0]
-    number = min(GRADIENT_PARTS, n)
-    size = n // number
-    parts = jax.tree.map(lambda x: x[: number * size].reshape(number, size, *x.shape[1:]), sample)
+    count = min(GRADIENT_PARTS, n)
+    size = n // count
+    parts = jax.tree.map(lambda x: x[: count * size].reshape(count, size, *x.shape[1:]), sample)
     grads = jax.lax.map(gradient, parts)
-    squares = sum((g**2).reshape(number, -1).sum(1) for g in jax.tree.leaves(grads))
+    squares = sum((g**2).reshape(count, -1).sum(1) for g in jax.tree.leaves(grads))
     whole = jax.tree.map(lambda g: g.mean(0), grads)
-    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, size, number * size)
+    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, size, count * size)
     return {
         "plasticity/gradient_kurtosis": gradient_kurtosis(whole),
         "plasticity/gradient_signal": signal,

@@ -56,19 +56,20 @@ def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
 
 def normalise_rewards(
     transitions: Any, returns: jax.Array, stats: RunningStats, gamma: float
-) -> tuple[jax.Array, jax.Array, RunningStats]:
+) -> tuple[Any, jax.Array, RunningStats]:
     """Rewards over the running standard deviation of the discounted return, clipped to [-10, 10].
 
     transitions: their reward, terminated and truncated are [T, N]; returns: [N], of the episodes that run on.
-    -> rewards, returns, stats.
+    -> transitions, returns, stats.
     """
-    rewards, done = transitions.reward, transitions.terminated | transitions.truncated
 
     def step(total: jax.Array, inputs: tuple) -> tuple:
         reward, done = inputs
         total = gamma * total + reward
         return jnp.where(done, 0.0, total), total
 
-    returns, all_returns = jax.lax.scan(step, returns, (rewards, done))
+    done = transitions.terminated | transitions.truncated
+    returns, all_returns = jax.lax.scan(step, returns, (transitions.reward, done))
     stats = update_stats(stats, all_returns.reshape(-1))
-    return jnp.clip(rewards / jnp.sqrt(stats.var + 1e-8), -10, 10), returns, stats
+    rewards = jnp.clip(transitions.reward / jnp.sqrt(stats.var + 1e-8), -10, 10)
+    return transitions._replace(reward=rewards), returns, stats

@@ -1,12 +1,13 @@
 """What the runs of a figure have logged, as the figures use it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import plots
+from common.run import plots
 from experiments.grid import Cell
 from experiments.verdicts import Check
 
@@ -19,6 +20,25 @@ class Figure(NamedTuple):
     cells: Callable[[Any], dict[Any, Cell]]  # of a preset
     show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
     suite: str | None = None  # the paper's environments, where all presets but `paper` have others
+
+
+def register(
+    figures: dict[str, Figure],
+    name: str,
+    *,
+    title: str,
+    claim: str,
+    cells: Callable[[Any], dict[Any, Cell]],
+    suite: str | None = None,
+    **how: Any,
+) -> Callable[[Callable], Callable]:
+    """A decorator that adds a figure to `figures`: what it decorates is its `show`, to which `how` is passed on."""
+
+    def add(show: Callable) -> Callable:
+        figures[name] = Figure(title, claim, cells, partial(show, **how), suite)
+        return show
+
+    return add
 
 
 class Data:

@@ -1,6 +1,7 @@
 """A grid of runs: what is missing of it is run, several at a time, or written as Slurm arrays."""
 
 import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from common import checkpoints
-from common.arguments import flag
+from common.run.arguments import flag
+from common.run.checkpoints import checkpoint_updates
 
 State = Literal["finished", "interrupted", "missing"]
 
@@ -38,6 +39,21 @@ class Cell:
         return 0 if self.source is None else 1 + self.source.depth
 
 
+def named(
+    script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int, source: Cell | None = None, at: int = 0
+) -> Cell:
+    """The name tells a reader what varies, and by its hash all else."""
+    items = tuple(flags.items())
+    digest = hashlib.sha256(repr((sorted(items), source and source.name, at)).encode()).hexdigest()[:8]
+    words = [
+        script,
+        *(f"{name}-{value}".replace("/", "-") for name, value in varied.items()),
+        *(["continued"] if source else []),
+        digest,
+    ]
+    return Cell(script, "_".join(words), items, updates, source, at)
+
+
 def state(cell: Cell, folder: Path) -> State:
     run = folder / cell.name
     try:
@@ -45,7 +61,7 @@ def state(cell: Cell, folder: Path) -> State:
             return "finished"
     except (OSError, ValueError, KeyError):
         pass
-    return "interrupted" if checkpoints.checkpoint_updates(run / "checkpoints") else "missing"
+    return "interrupted" if checkpoint_updates(run / "checkpoints") else "missing"
 
 
 def command(cell: Cell, folder: Path) -> list[str]:

@@ -1,12 +1,13 @@
 """Beukman et al. 2026 (https://arxiv.org/abs/2603.06009): from the runs of each figure to its picture and checks."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from common import plots
-from experiments.data import Data, Figure, axis, performance
+from common.run import plots
+from experiments.data import Data, Figure, axis, performance, register
 from experiments.grid import Cell
 from experiments.paper_a_runs import (
     BOWL_CHANGED,
@@ -15,6 +16,7 @@ from experiments.paper_a_runs import (
     BOWL_RATES,
     BOWL_SWITCH,
     Cells,
+    Preset,
     bowl_cells,
     bowl_switch_cells,
     changed_com_cells,
@@ -30,7 +32,6 @@ from experiments.paper_a_runs import (
     recipe_cells,
 )
 from experiments.pictures import HeatMap, Line, Picture
-from experiments.presets import Preset
 from experiments.verdicts import Check, difference, within
 
 CITATION = "Beukman et al. 2026"
@@ -46,6 +47,8 @@ UNSMOOTHED, FINAL = (
 STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
 
 Shown = tuple[Picture | HeatMap, list[Check]]
+FIGURES: dict[str, Figure] = {}
+figure = partial(register, FIGURES)
 
 
 def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None = None, **how: Any) -> list[Line]:
@@ -56,8 +59,14 @@ def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None =
 # The figures: from the runs to a picture and the checks of its claim.
 
 
+@figure(
+    "1a",
+    title="Outer step size in PPO-EWMA",
+    claim="Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly.",
+    cells=com_cells,
+)
 def show_step_size(d: Data, cells: Cells) -> Shown:
-    """Figure 1a: what is left at the end of the budget."""
+    """What is left at the end of the budget."""
     good, strong = cells[d.p.good_com], cells[d.p.coms[-1]]
     checks = [
         *plateau_checks(d, cells, "--com", d.p.weak_com, d.p.good_com),
@@ -77,8 +86,26 @@ def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -
     ]
 
 
-def regularisation(d: Data, cells: Cells, flag: str, weak: float, good: float, strong: float) -> Shown:
-    """Figures 5a, 5b. Slow is what is behind in the middle of the run, even if it arrives."""
+@figure(
+    "5a",
+    title="Regularisation by COM",
+    claim="Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
+    cells=com_cells,
+    flag="--com",
+)
+@figure(
+    "5b",
+    title="Regularisation by ε",
+    claim="Weak regularisation (large ε) plateaus early, strong regularisation is slow.",
+    cells=eps_cells,
+    flag="--clip-eps",
+)
+def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
+    """Slow is what is behind in the middle of the run, even if it arrives."""
+    weak, good, strong = {
+        "--com": (d.p.weak_com, d.p.good_com, d.p.coms[-1]),
+        "--clip-eps": (d.p.weak_eps, d.p.good_eps, d.p.epsilons[0]),
+    }[flag]
     what = f"score in the middle of the run, {flag} {good:g} less {strong:g}"
     checks = [
         *plateau_checks(d, cells, flag, weak, good),
@@ -88,16 +115,22 @@ def regularisation(d: Data, cells: Cells, flag: str, weak: float, good: float, s
     return Picture({"": curves(d, cells, lambda value: f"{flag} {value:g}")}, STEPS, axis(d.p)), checks
 
 
-def show_com(d: Data, cells: Cells) -> Shown:
-    return regularisation(d, cells, "--com", d.p.weak_com, d.p.good_com, d.p.coms[-1])
-
-
-def show_eps(d: Data, cells: Cells) -> Shown:
-    return regularisation(d, cells, "--clip-eps", d.p.weak_eps, d.p.good_eps, d.p.epsilons[0])
-
-
-def stays_large(d: Data, cells: Cells, key: str) -> Shown:
-    """Figures 2b, 2c: on the plateau the updates go on, larger than where learning goes on."""
+@figure(
+    "2b",
+    title="Gradient norm, PPO-EWMA",
+    claim="With a low COM the gradient norm stays large while the performance stagnates.",
+    cells=com_cells,
+    key="outer/grad_norm",
+)
+@figure(
+    "2c",
+    title="KL of an update, PPO-EWMA",
+    claim="With a low COM the policy goes on moving far in every update while the performance stagnates.",
+    cells=com_cells,
+    key="outer/kl",
+)
+def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
+    """On the plateau the updates go on, larger than where learning goes on."""
     weak, good = d.p.weak_com, d.p.good_com
     late, early, other = (d.log_mean(cells[c], key, *t) for c, *t in ((weak,), (weak, 0.2, 0.3), (good,)))
     checks = [
@@ -109,16 +142,14 @@ def stays_large(d: Data, cells: Cells, key: str) -> Shown:
     return Picture({"": lines}, STEPS, plots.AXIS_LABELS[key], log_y=True), checks
 
 
-def show_grad_norm(d: Data, cells: Cells) -> Shown:
-    return stays_large(d, cells, "outer/grad_norm")
-
-
-def show_kl(d: Data, cells: Cells) -> Shown:
-    return stays_large(d, cells, "outer/kl")
-
-
+@figure(
+    "2a",
+    title="Size of each update, noisy gradient descent",
+    claim="With too large a step the updates stay large while the loss stagnates.",
+    cells=bowl_cells,
+)
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
-    """Figure 2a: on the plateau a step goes farther than the optimum is away, from start to end."""
+    """On the plateau a step goes farther than the optimum is away, from start to end."""
     key, run = "outer/update_norm", cells[BOWL_PLATEAU]
     late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
     distance = np.log10(-d.final(run))
@@ -131,8 +162,16 @@ def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[key], log_y=True, shows=UNSMOOTHED), checks
 
 
+@figure(
+    "1b",
+    title="Step size in noisy gradient descent on a convex bowl",
+    claim=(
+        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive within the budget."
+    ),
+    cells=bowl_cells,
+)
 def show_bowl(d: Data, cells: Cells) -> Shown:
-    """Figure 1b, with the theory beside it."""
+    """With the theory beside it."""
     good, low = d.final(cells[BOWL_GOOD]), d.final(cells[BOWL_RATES[-1]])
     checks = [
         difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(cells[BOWL_PLATEAU]), 0.0, below=FLAT),
@@ -176,6 +215,15 @@ def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: f
     ]
 
 
+@figure(
+    "3a",
+    title="COM changed half-way, PPO-EWMA",
+    claim=(
+        "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls "
+        "back to the plateau."
+    ),
+    cells=changed_com_cells,
+)
 def show_changed_com(d: Data, cells: Cells) -> Shown:
     whole = {com: run for com, run in cells.items() if not isinstance(com, tuple)}
     changed = {key: run for key, run in cells.items() if isinstance(key, tuple)}
@@ -191,6 +239,12 @@ def show_changed_com(d: Data, cells: Cells) -> Shown:
     return Picture({"": lines}, STEPS, axis(d.p), marks=(half,)), checks
 
 
+@figure(
+    "3b",
+    title="Learning rate changed half-way, noisy gradient descent",
+    claim="The same: a run ends where its present step size takes it, whatever it began with.",
+    cells=bowl_switch_cells,
+)
 def show_changed_rate(d: Data, cells: Cells) -> Shown:
     lines = curves(d, cells, lambda key: f"{key[0]:g}" if key[0] == key[1] else f"{key[0]:g}, then {key[1]:g}")
     lines = [line._replace(label=f"--learning-rate {line.label}") for line in lines] + theory(d, cells)
@@ -204,8 +258,14 @@ def top(scores: dict[Any, np.ndarray]) -> Any:
     return max(scores, key=lambda key: np.nan_to_num(scores[key].mean(), nan=-np.inf))
 
 
+@figure(
+    "4",
+    title="Inner learning rate against COM",
+    claim="No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM.",
+    cells=learning_rate_cells,
+)
 def show_learning_rates(d: Data, cells: Cells) -> Shown:
-    """Figure 4: the better of annealed and not, for each learning rate."""
+    """The better of annealed and not, for each learning rate."""
     final = {key: d.final(run) for key, run in cells.items()}
     coms, rates = parts(cells, 0), parts(cells, 1)
     scores = {(c, r): final[top({(c, r, a): final[c, r, a] for a in (False, True)})] for c in coms for r in rates}
@@ -244,16 +304,31 @@ def score_axis(p: Preset) -> str:
     return f"final {axis(p)} (last tenth of the run)"
 
 
-def epochs(d: Data, cells: Cells, flag: str, weak: float, strong: float) -> Shown:
-    """Figures 6a, 6b."""
-    values, numbers = parts(cells, 0), parts(cells, 1)
+@figure(
+    "6a",
+    title="Epochs and COM",
+    claim="With weak regularisation more epochs end lower; with strong, few epochs are slow.",
+    cells=com_epoch_cells,
+    flag="--com",
+)
+@figure(
+    "6b",
+    title="Epochs and ε",
+    claim="With weak regularisation more epochs end lower; with strong, few are slow; even ε = 0 learns with many.",
+    cells=eps_epoch_cells,
+    flag="--clip-eps",
+)
+def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
+    """From weak to strong regularisation. The strongest epsilon is 0: that it learns at all, with many epochs, is part
+    of the claim."""
+    values, epochs = parts(cells, 0), parts(cells, 1)
     panels = {
-        f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in numbers}, lambda e: f"--update-epochs {e}")
+        f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in epochs}, lambda e: f"--update-epochs {e}")
         for value in values
     }
-    few, many = numbers[0], numbers[-1]
+    weak, strong, few, many = values[0], values[-1], epochs[0], epochs[-1]
     final = {key: d.final(run) for key, run in cells.items()}
-    fewer = final[top({(weak, e): final[weak, e] for e in numbers[:-1]})]
+    fewer = final[top({(weak, e): final[weak, e] for e in epochs[:-1]})]
     what = f"final score, {flag} {weak:g}, the best of fewer epochs less {many}"
     slow = f"final score, {flag} {strong:g}, {many} epochs less {few}"
     checks = [
@@ -263,17 +338,22 @@ def epochs(d: Data, cells: Cells, flag: str, weak: float, strong: float) -> Show
     return Picture(panels, STEPS, axis(d.p)), checks
 
 
-def show_com_epochs(d: Data, cells: Cells) -> Shown:
-    return epochs(d, cells, "--com", d.p.epoch_coms[0], d.p.epoch_coms[-1])
-
-
-def show_eps_epochs(d: Data, cells: Cells) -> Shown:
-    """The strongest is epsilon = 0: that it learns at all, with many epochs, is a part of the claim."""
-    return epochs(d, cells, "--clip-eps", d.p.epoch_epsilons[0], d.p.epoch_epsilons[-1])
-
-
-def batches(d: Data, cells: Cells, flag: str) -> Shown:
-    """Figures 7a, 7b: the first value is the weak one, the second the good one."""
+@figure(
+    "7a",
+    title="Batch size and COM, the same number of updates",
+    claim="Large batches tolerate weak regularisation (low COM) far better.",
+    cells=com_batch_cells,
+    flag="--com",
+)
+@figure(
+    "7b",
+    title="Batch size and ε, the same number of updates",
+    claim="Large batches tolerate weak regularisation (large ε) far better.",
+    cells=eps_batch_cells,
+    flag="--clip-eps",
+)
+def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
+    """The first value is the weak one, the second the good one."""
     values, envs = parts(cells, 0), parts(cells, 1)
     size = d.p.base["num_steps"]
     panels = {
@@ -296,16 +376,14 @@ def batches(d: Data, cells: Cells, flag: str) -> Shown:
     return Picture(panels, UPDATES, axis(d.p)), checks
 
 
-def show_com_batches(d: Data, cells: Cells) -> Shown:
-    return batches(d, cells, "--com")
-
-
-def show_eps_batches(d: Data, cells: Cells) -> Shown:
-    return batches(d, cells, "--clip-eps")
-
-
+@figure(
+    "8",
+    title="Data-to-divergence ratio",
+    claim="Performance falls at both ends; the best ratio rises with the budget.",
+    cells=ddr_cells,
+)
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """Figure 8. A dot is one seed of one run: the median of its DDR and its best score, up to a budget.
+    """A dot is one seed of one run: the median of its DDR and its best score, up to a budget.
 
     A sample of the checks is a run, the mean of its seeds; which fifth of the runs is best is decided on other seeds
     than those that are compared."""
@@ -374,6 +452,15 @@ def recipe_checks(d: Data, cells: Cells) -> list[Check]:
     return [*checks, difference(what, final[ours, envs[0]], final[larger, envs[0]], above=MARGIN)]
 
 
+@figure(
+    "9",
+    title="Three recipes for more environments, learning curves",
+    claim=(
+        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
+        "clearly worse where minibatches are small."
+    ),
+    cells=recipe_cells,
+)
 def show_recipes(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
     panels = {
@@ -383,6 +470,15 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
     return Picture(panels, STEPS, axis(d.p)), recipe_checks(d, cells)
 
 
+@figure(
+    "14",
+    title="Three recipes for more environments",
+    claim=(
+        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
+        "clearly worse where minibatches are small."
+    ),
+    cells=recipe_cells,
+)
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
     lines = [score_line(d, f"--scaling {r}", envs, [d.final(cells[r, n]) for n in envs]) for r in recipes]
@@ -390,8 +486,14 @@ def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     return picture, recipe_checks(d, cells)
 
 
+@figure(
+    "13",
+    title="Speed of the three recipes",
+    claim="There is little difference in speed where the task is bound by sampling.",
+    cells=recipe_cells,
+)
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
-    """Figure 13. A run has one speed: its spread is that over ten parts of the run, not over seeds."""
+    """A run has one speed: its spread is that over ten parts of the run, not over seeds."""
     recipes, envs = parts(cells, 0), parts(cells, 1)
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
@@ -434,6 +536,12 @@ def trade_checks(d: Data, cells: Cells) -> list[Check]:
     ]
 
 
+@figure(
+    "12a",
+    title="The best ε for each COM",
+    claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
+    cells=grid_cells,
+)
 def show_best_eps(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
@@ -446,106 +554,15 @@ def show_best_eps(d: Data, cells: Cells) -> Shown:
     return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=FINAL), trade_checks(d, cells)
 
 
+@figure(
+    "12b",
+    title="COM and ε",
+    claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
+    cells=grid_cells,
+)
 def show_heat_map(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)
     scale = d.p.high - d.p.low
     values = np.array([[d.p.low + scale * d.final(cells[com, eps]).mean() for eps in epsilons] for com in coms])
     names = [f"{com:g}" for com in coms], [f"{eps:g}" for eps in epsilons]
     return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), trade_checks(d, cells)
-
-
-FIGURES = {
-    "1a": Figure(
-        "Outer step size in PPO-EWMA",
-        "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly.",
-        com_cells, show_step_size,
-    ),
-    "1b": Figure(
-        "Step size in noisy gradient descent on a convex bowl",
-        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive within the budget.",
-        bowl_cells, show_bowl,
-    ),
-    "2a": Figure(
-        "Size of each update, noisy gradient descent",
-        "With too large a step the updates stay large while the loss stagnates.",
-        bowl_cells, show_bowl_updates,
-    ),
-    "2b": Figure(
-        "Gradient norm, PPO-EWMA", "With a low COM the gradient norm stays large while the performance stagnates.",
-        com_cells, show_grad_norm,
-    ),
-    "2c": Figure(
-        "KL of an update, PPO-EWMA",
-        "With a low COM the policy goes on moving far in every update while the performance stagnates.",
-        com_cells, show_kl,
-    ),
-    "3a": Figure(
-        "COM changed half-way, PPO-EWMA",
-        "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back to the "
-        "plateau.",
-        changed_com_cells, show_changed_com,
-    ),
-    "3b": Figure(
-        "Learning rate changed half-way, noisy gradient descent",
-        "The same: a run ends where its present step size takes it, whatever it began with.",
-        bowl_switch_cells, show_changed_rate,
-    ),
-    "4": Figure(
-        "Inner learning rate against COM",
-        "No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM.",
-        learning_rate_cells, show_learning_rates,
-    ),
-    "5a": Figure(
-        "Regularisation by COM", "Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
-        com_cells, show_com,
-    ),
-    "5b": Figure(
-        "Regularisation by ε", "Weak regularisation (large ε) plateaus early, strong regularisation is slow.",
-        eps_cells, show_eps,
-    ),
-    "6a": Figure(
-        "Epochs and COM", "With weak regularisation more epochs end lower; with strong, few epochs are slow.",
-        com_epoch_cells, show_com_epochs,
-    ),
-    "6b": Figure(
-        "Epochs and ε",
-        "With weak regularisation more epochs end lower; with strong, few are slow; even ε = 0 learns with many.",
-        eps_epoch_cells, show_eps_epochs,
-    ),
-    "7a": Figure(
-        "Batch size and COM, the same number of updates",
-        "Large batches tolerate weak regularisation (low COM) far better.", com_batch_cells, show_com_batches,
-    ),
-    "7b": Figure(
-        "Batch size and ε, the same number of updates",
-        "Large batches tolerate weak regularisation (large ε) far better.", eps_batch_cells, show_eps_batches,
-    ),
-    "8": Figure(
-        "Data-to-divergence ratio", "Performance falls at both ends; the best ratio rises with the budget.",
-        ddr_cells, show_ddr,
-    ),
-    "9": Figure(
-        "Three recipes for more environments, learning curves",
-        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are clearly "
-        "worse where minibatches are small.",
-        recipe_cells, show_recipes,
-    ),
-    "12a": Figure(
-        "The best ε for each COM", "For every COM some ε does about as well as the best pair; an extreme ε never does.",
-        grid_cells, show_best_eps,
-    ),
-    "12b": Figure(
-        "COM and ε", "For every COM some ε does about as well as the best pair; an extreme ε never does.",
-        grid_cells, show_heat_map,
-    ),
-    "13": Figure(
-        "Speed of the three recipes", "There is little difference in speed where the task is bound by sampling.",
-        recipe_cells, show_recipe_speed,
-    ),
-    "14": Figure(
-        "Three recipes for more environments",
-        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are clearly "
-        "worse where minibatches are small.",
-        recipe_cells, show_recipes_by_envs,
-    ),
-}  # fmt: skip

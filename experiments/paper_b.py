@@ -1,13 +1,14 @@
 """Mayor et al. 2025 (https://arxiv.org/abs/2506.03404): from the runs of each figure to its picture and checks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from common import plots
+from common.run import plots
 from experiments import scores, visited
-from experiments.data import Data, Figure
+from experiments.data import Data, Figure, register
 from experiments.paper_b_runs import (
     Cells,
     Preset,
@@ -51,6 +52,8 @@ NETWORK = {  # the measurements of figures 3 and 6, and which way more environme
 FACTORS = ("plasticity/feature_rank", "plasticity/weight_norm", "plasticity/gradient_kurtosis")
 
 Shown = tuple[Picture, list[Check]]
+FIGURES: dict[str, Figure] = {}
+figure = partial(register, FIGURES, suite="Atari-10")
 
 
 def by_game(cells: Cells, key: Any) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def measured(d: Data, cells: Cells, key: Any, metric: str) -> np.ndarray:
         elif metric == "plasticity/effective_sample_size":
             columns.append(plots.mean_and_ci(d.part(run, metric, 0.5, 1.0).T)[0])
         else:
-            columns.append(visited.measurements(d.folder / run.name)[metric])
+            columns.append(visited.measurements(d.folder, run)[metric])
     values = matrix(columns)
     return np.log10(values) if metric in FACTORS else values
 
@@ -133,6 +136,12 @@ def size(p: Preset, n: float = 1, k: float = 1, script: str = "ppo") -> str:
 # The figures: from the runs to a picture and the checks of its claim.
 
 
+@figure(
+    "B1a",
+    title="The same data from more environments or longer rollouts",
+    claim="With as many transitions per update, more environments are better than longer rollouts.",
+    cells=same_data_cells,
+)
 def show_same_data(d: Data, cells: Cells) -> Shown:
     (envs, steps), base = d.p.flat, (d.p.base["num_envs"], d.p.base["num_steps"])
     names = {"base": f"N {base[0]}, K {base[1]}", "flat": f"N {envs}, K {steps}"}
@@ -141,6 +150,19 @@ def show_same_data(d: Data, cells: Cells) -> Shown:
     return iqm_curves(d, cells, names), [check]
 
 
+@figure(
+    "B1b",
+    title="More data per update",
+    claim="More environments and longer rollouts both help, more environments more.",
+    cells=more_data_cells,
+)
+@figure(
+    "B7",
+    title="More data per update on another suite",
+    claim="On Procgen, too, more environments and longer rollouts both help, more environments more.",
+    cells=other_cells,
+    suite="Procgen",
+)
 def show_more_data(d: Data, cells: Cells) -> Shown:
     names = {key: size(d.p, *key) for key in keys(cells)}
     most = d.p.factors[-1]
@@ -153,6 +175,12 @@ def show_more_data(d: Data, cells: Cells) -> Shown:
     return iqm_curves(d, cells, names), checks
 
 
+@figure(
+    "B1c",
+    title="More epochs",
+    claim="More epochs hurt; more environments make up for it.",
+    cells=reuse_cells,
+)
 def show_reuse(d: Data, cells: Cells) -> Shown:
     epochs, base = (1, *d.p.factors), d.p.base["update_epochs"]
     panels = {}
@@ -212,6 +240,15 @@ def network_lines(p: Preset) -> dict[Any, str]:
     return names | {("control", most): f"{size(p, most)}, minibatches of {minibatch(p)}"}
 
 
+@figure(
+    "B3",
+    title="Network and gradient",
+    claim=(
+        "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a "
+        "lower gradient kurtosis."
+    ),
+    cells=network_cells,
+)
 def show_network(d: Data, cells: Cells) -> Shown:
     most = d.p.factors[-1]
     names = network_lines(d.p)
@@ -219,6 +256,12 @@ def show_network(d: Data, cells: Cells) -> Shown:
     return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks + causes(d, cells, NETWORK)
 
 
+@figure(
+    "B4",
+    title="Policy variance and effective sample size",
+    claim="More environments go with a lower policy variance and a higher effective sample size.",
+    cells=network_cells,
+)
 def show_policy(d: Data, cells: Cells) -> Shown:
     most, metrics = d.p.factors[-1], ("plasticity/policy_variance", "plasticity/effective_sample_size")
     names = network_lines(d.p)
@@ -226,6 +269,12 @@ def show_policy(d: Data, cells: Cells) -> Shown:
     return metric_panels(d, cells, names, metrics, d.p.games[0]), checks + causes(d, cells, metrics)
 
 
+@figure(
+    "B5",
+    title="Shared and separate encoders",
+    claim="With encoders of their own, actor and critic gain more from more environments.",
+    cells=encoder_cells,
+)
 def show_encoders(d: Data, cells: Cells) -> Shown:
     c = d.p.factor
     words = {True: "shared", False: "separate"}
@@ -241,9 +290,15 @@ def show_encoders(d: Data, cells: Cells) -> Shown:
     return iqm_curves(d, cells, names), [check]
 
 
+@figure(
+    "B6",
+    title="PQN",
+    claim="More environments do little for PQN's return, and move some of the measurements as they move PPO's.",
+    cells=pqn_cells,
+)
 def show_pqn(d: Data, cells: Cells) -> Shown:
     """Little in the return; and some of the measurements move as PPO's do: two of them, since of four one often does by
-    chance. All four are told."""
+    chance. All four are reported."""
     c = d.p.factor
     names = {key: size(d.p, *key, script="pqn") for key in keys(cells)}
     envs, base = final(d, cells, (c, 1)), final(d, cells, (1, 1))
@@ -261,6 +316,14 @@ def show_pqn(d: Data, cells: Cells) -> Shown:
     return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks
 
 
+@figure(
+    "B11",
+    title="Learning rate for more environments",
+    claim=(
+        "With more environments the same learning rate is about best; scaling it with N or with its root is no better."
+    ),
+    cells=rate_cells,
+)
 def show_rates(d: Data, cells: Cells) -> Shown:
     c = d.p.factor
     rate = d.p.base["learning_rate"]
@@ -275,6 +338,12 @@ def show_rates(d: Data, cells: Cells) -> Shown:
     return iqm_curves(d, cells, names), checks
 
 
+@figure(
+    "B12",
+    title="Discount factor",
+    claim="The gain from more environments is there for every discount factor.",
+    cells=gamma_cells,
+)
 def show_gammas(d: Data, cells: Cells) -> Shown:
     c = d.p.factor
     lines = [iqm_points(d, cells, size(d.p, f), d.p.gammas, [(g, f) for g in d.p.gammas]) for f in (1, c)]
@@ -286,6 +355,12 @@ def show_gammas(d: Data, cells: Cells) -> Shown:
     return Picture({"": lines}, "discount factor (--gamma)", f"final {IQM}", shows=SHOWS), checks
 
 
+@figure(
+    "BN",
+    title="Performance against the number of environments",
+    claim="At a fixed number of environment steps, the performance rises with the number of environments.",
+    cells=many_cells,
+)
 def show_many(d: Data, cells: Cells) -> Shown:
     """Performance against N at a fixed number of environment steps."""
     factors = d.p.many_factors
@@ -304,8 +379,14 @@ def show_many(d: Data, cells: Cells) -> Shown:
     return Picture({"": lines}, ENVS, f"final {IQM}", log_x=True, shows=SHOWS), checks
 
 
+@figure(
+    "B2",
+    title="Visited observations",
+    claim="More environments visit more of the observations, longer rollouts do not so much.",
+    cells=more_data_cells,
+)
 def show_visited(d: Data, cells: Cells) -> Shown:
-    """Figure 2: where N and K lead, in one plane for all of them."""
+    """Where N and K lead, in one plane for all of them."""
     game, most = d.p.games[0], d.p.factors[-1]
     shown = ((1, 1), (1, most), (most, 1))
     found = visited.coverage(d, cells, d.p.games)
@@ -320,8 +401,14 @@ def show_visited(d: Data, cells: Cells) -> Shown:
     return picture, coverage_checks(d, cells, found)
 
 
+@figure(
+    "B9",
+    title="Coverage of the observations",
+    claim="The more environments, the more of the observations are visited.",
+    cells=more_data_cells,
+)
 def show_coverage(d: Data, cells: Cells) -> Shown:
-    """Figure 9: the share of cells against N and K."""
+    """The share of cells against N and K."""
     found = visited.coverage(d, cells, d.p.games)
     factors = (1, *d.p.factors)
     panels = {}
@@ -347,66 +434,3 @@ def coverage_checks(d: Data, cells: Cells, found: visited.Coverage) -> list[Chec
         scores.higher(f"coverage, N × {most} less the base, mean over games", envs, base, above=0.0),
         scores.higher(f"coverage, N × {most} less K × {most}, mean over games", envs, steps, above=0.0),
     ]
-
-
-FIGURES = {
-    "B1a": Figure(
-        "The same data from more environments or longer rollouts",
-        "With as many transitions per update, more environments are better than longer rollouts.",
-        same_data_cells, show_same_data, "Atari-10",
-    ),
-    "B1b": Figure(
-        "More data per update", "More environments and longer rollouts both help, more environments more.",
-        more_data_cells, show_more_data, "Atari-10",
-    ),
-    "B1c": Figure(
-        "More epochs", "More epochs hurt; more environments make up for it.", reuse_cells, show_reuse, "Atari-10",
-    ),
-    "B2": Figure(
-        "Visited observations", "More environments visit more of the observations, longer rollouts do not so much.",
-        more_data_cells, show_visited, "Atari-10",
-    ),
-    "B3": Figure(
-        "Network and gradient",
-        "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a lower "
-        "gradient kurtosis.",
-        network_cells, show_network, "Atari-10",
-    ),
-    "B4": Figure(
-        "Policy variance and effective sample size",
-        "More environments go with a lower policy variance and a higher effective sample size.",
-        network_cells, show_policy, "Atari-10",
-    ),
-    "B5": Figure(
-        "Shared and separate encoders",
-        "With encoders of their own, actor and critic gain more from more environments.",
-        encoder_cells, show_encoders, "Atari-10",
-    ),
-    "B6": Figure(
-        "PQN", "More environments do little for PQN's return, and move some of the measurements as they move PPO's.",
-        pqn_cells, show_pqn, "Atari-10",
-    ),
-    "B7": Figure(
-        "More data per update on another suite",
-        "On Procgen, too, more environments and longer rollouts both help, more environments more.",
-        other_cells, show_more_data, "Procgen",
-    ),
-    "B9": Figure(
-        "Coverage of the observations", "The more environments, the more of the observations are visited.",
-        more_data_cells, show_coverage, "Atari-10",
-    ),
-    "B11": Figure(
-        "Learning rate for more environments",
-        "With more environments the same learning rate is about best; scaling it with N or with its root is no better.",
-        rate_cells, show_rates, "Atari-10",
-    ),
-    "B12": Figure(
-        "Discount factor", "The gain from more environments is there for every discount factor.",
-        gamma_cells, show_gammas, "Atari-10",
-    ),
-    "BN": Figure(
-        "Performance against the number of environments",
-        "At a fixed number of environment steps, the performance rises with the number of environments.",
-        many_cells, show_many, "Atari-10",
-    ),
-}  # fmt: skip

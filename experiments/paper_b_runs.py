@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments import scores
-from experiments.grid import Cell
-from experiments.presets import named
+from experiments.grid import Cell, named
 
 ATARI_10 = (
     "Amidar", "BattleZone", "Bowling", "DoubleDunk", "Frostbite", "KungFuMaster", "NameThisGame", "Phoenix", "Qbert",

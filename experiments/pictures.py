@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common.plots import COLOURS, mean_and_ci
+from common.run.plots import COLOURS, mean_and_ci
 
 
 class Line(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from common import plots
-from common.arguments import UsageError
+from common.run import plots
+from common.run.arguments import UsageError
 from experiments.verdicts import Check
 
 REPETITIONS = 2000  # of the bootstrap

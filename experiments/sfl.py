@@ -2,13 +2,14 @@
 of each figure to its picture and checks. A score is a solve rate."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from common import plots
+from common.run import plots
 from experiments import paper_a
-from experiments.data import Data, Figure, axis
+from experiments.data import Data, Figure, axis, register
 from experiments.grid import Cell
 from experiments.pictures import Line, Picture
 from experiments.sfl_runs import Cells, com_cells, env_cells, filter_cells, minibatch_cells, rate_cells
@@ -24,6 +25,8 @@ HAND_DESIGNED = "eval/hand_designed/solve_rate"
 MINIBATCHES = "minibatches per epoch (--num-minibatches)"
 
 Shown = tuple[Picture, list[Check]]
+FIGURES: dict[str, Figure] = {}
+figure = partial(register, FIGURES)
 
 
 def parts(cells: Cells, place: int) -> list[Any]:
@@ -77,8 +80,13 @@ def minibatches_label(minibatches: int) -> str:
     return f"--num-minibatches {minibatches}"
 
 
+@figure(
+    "11",
+    title="SFL on Kinetix, parallel environments",
+    claim="Few environments plateau early, many go on improving; on size S 65,536 are enough.",
+    cells=env_cells,
+)
 def show_envs(d: Data, cells: Cells) -> Shown:
-    """Figure 11."""
     envs, checks = parts(cells, 1), []
     small, large = envs[0], envs[-1]
     for size in parts(cells, 0):
@@ -97,8 +105,14 @@ def show_envs(d: Data, cells: Cells) -> Shown:
     return learning_curves(d, cells, envs_label), checks
 
 
+@figure(
+    "20",
+    title="SFL on Kinetix, hand-designed levels",
+    claim="The same order as on random levels: more environments end higher.",
+    cells=env_cells,
+)
 def show_hand_designed(d: Data, cells: Cells) -> Shown:
-    """Figure 20: the same order; whether a curve stands still is lost in its noise."""
+    """The same order; whether a curve stands still is lost in its noise."""
     envs, checks = parts(cells, 1), []
     small, large = envs[0], envs[-1]
     for size in parts(cells, 0):
@@ -108,8 +122,16 @@ def show_hand_designed(d: Data, cells: Cells) -> Shown:
     return learning_curves(d, cells, envs_label, HAND_DESIGNED), checks
 
 
+@figure(
+    "15",
+    title="SFL on Kinetix, minibatches per epoch at the largest N",
+    claim=(
+        "Few minibatches (larger ones, the learning rate scaled by the root) are far worse; many are a little more "
+        "sample efficient, with about the same end."
+    ),
+    cells=minibatch_cells,
+)
 def show_minibatches(d: Data, cells: Cells) -> Shown:
-    """Figure 15."""
     few, middle, many = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):
@@ -131,8 +153,14 @@ def speed(d: Data, run: Cell) -> np.ndarray:
     return dict(run.flags)["num_seeds"] * np.median(d.part(run, "charts/SPS", 0.0, 1.0), axis=0)
 
 
+@figure(
+    "16a",
+    title="SFL on Kinetix, speed by minibatches per epoch",
+    claim="Many minibatches are much slower.",
+    cells=minibatch_cells,
+)
 def show_speed(d: Data, cells: Cells) -> Shown:
-    """Figure 16a. The interval is over runs."""
+    """The interval is over runs."""
     numbers, checks, lines = parts(cells, 1), [], []
     few, middle, many = numbers
     for size in parts(cells, 0):
@@ -161,8 +189,14 @@ def at(seconds: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return np.stack([np.interp(seconds, x, seed) for seed in y.T], axis=1)
 
 
+@figure(
+    "16b",
+    title="SFL on Kinetix, minibatches per epoch against the clock",
+    claim="In the same time a middle number of minibatches gets farthest.",
+    cells=minibatch_cells,
+)
 def show_clock(d: Data, cells: Cells) -> Shown:
-    """Figure 16b. Compared is what there is when the first run is over: later a slow one is ahead because it was given
+    """Compared is what there is when the first run is over: later a slow one is ahead because it was given
     more time."""
     few, middle, many = parts(cells, 1)
     panels: dict[str, list[Line]] = {}
@@ -206,8 +240,14 @@ def ahead(d: Data, cells: Cells, size: str, first: str, second: str, gain: bool 
     return compare(f"{panel(size)}: {kind}, {first} less {second}", a, b, above=0.0)
 
 
+@figure(
+    "17",
+    title="SFL on Kinetix, learning rate",
+    claim="A lower learning rate avoids the plateau, too, but takes too long.",
+    cells=rate_cells,
+)
 def show_rates(d: Data, cells: Cells) -> Shown:
-    """Figure 17. Too slow is what ends behind the largest N."""
+    """Too slow is what ends behind the largest N."""
     baseline, lower, largest = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):
@@ -219,8 +259,14 @@ def show_rates(d: Data, cells: Cells) -> Shown:
     return learning_curves(d, cells, str), checks
 
 
+@figure(
+    "18",
+    title="SFL on Kinetix, PPO-EWMA",
+    claim="With a large COM the plateau is later and higher.",
+    cells=com_cells,
+)
 def show_coms(d: Data, cells: Cells) -> Shown:
-    """Figure 18: what counts is the largest COM."""
+    """What counts is the largest COM."""
     baseline, *_, com, _ = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):
@@ -232,48 +278,16 @@ def show_coms(d: Data, cells: Cells) -> Shown:
     return learning_curves(d, cells, str), checks
 
 
+@figure(
+    "19",
+    title="SFL on Kinetix, more levels to choose from",
+    claim="Neither more candidates nor these and a larger buffer prevent the plateau; more environments do.",
+    cells=filter_cells,
+)
 def show_filters(d: Data, cells: Cells) -> Shown:
-    """Figure 19."""
     *alike, largest = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):
         checks += [plateau(d, cells, size, what) for what in alike]
         checks += [ahead(d, cells, size, largest, what) for what in alike]
     return learning_curves(d, cells, str), checks
-
-
-MANY = "Few minibatches (larger ones, the learning rate scaled by the root) are far worse; many are "
-FIGURES = {
-    "11": Figure(
-        "SFL on Kinetix, parallel environments",
-        "Few environments plateau early, many go on improving; on size S 65,536 are enough.", env_cells, show_envs,
-    ),
-    "15": Figure(
-        "SFL on Kinetix, minibatches per epoch at the largest N",
-        f"{MANY}a little more sample efficient, with about the same end.", minibatch_cells, show_minibatches,
-    ),
-    "16a": Figure(
-        "SFL on Kinetix, speed by minibatches per epoch", "Many minibatches are much slower.", minibatch_cells,
-        show_speed,
-    ),
-    "16b": Figure(
-        "SFL on Kinetix, minibatches per epoch against the clock",
-        "In the same time a middle number of minibatches gets farthest.", minibatch_cells, show_clock,
-    ),
-    "17": Figure(
-        "SFL on Kinetix, learning rate", "A lower learning rate avoids the plateau, too, but takes too long.",
-        rate_cells, show_rates,
-    ),
-    "18": Figure(
-        "SFL on Kinetix, PPO-EWMA", "With a large COM the plateau is later and higher.", com_cells, show_coms,
-    ),
-    "19": Figure(
-        "SFL on Kinetix, more levels to choose from",
-        "Neither more candidates nor these and a larger buffer prevent the plateau; more environments do.",
-        filter_cells, show_filters,
-    ),
-    "20": Figure(
-        "SFL on Kinetix, hand-designed levels", "The same order as on random levels: more environments end higher.",
-        env_cells, show_hand_designed,
-    ),
-}  # fmt: skip

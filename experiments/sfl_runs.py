@@ -6,9 +6,8 @@ Cells are named (size of the levels, what varies, seed). A seed is a run of its 
 from dataclasses import dataclass
 from typing import Any
 
-from common.arguments import flag
-from experiments.grid import Cell
-from experiments.presets import named
+from common.run.arguments import flag
+from experiments.grid import Cell, named
 
 LOW_RATE = 1e-5  # figure 17: a fifth of the base's
 

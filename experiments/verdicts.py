@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Outcome = Literal["holds", "does not hold", "not enough data", "told"]
+Outcome = Literal["holds", "does not hold", "not enough data", "reported"]
 
 
 class Check(NamedTuple):
@@ -16,13 +16,13 @@ class Check(NamedTuple):
     low: float
     high: float
     above: float | None = None  # the interval has to lie above this ...
-    below: float | None = None  # ... or below that; with neither, it is only told
+    below: float | None = None  # ... or below that; with neither, it is only reported
 
     @property
     def outcome(self) -> Outcome:
         """Holds or does not where the whole interval is on one side of the threshold."""
         if self.above is None and self.below is None:
-            return "told"
+            return "reported"
         if not np.isfinite([self.low, self.high]).all():
             return "not enough data"
         if self.above is not None:
@@ -34,7 +34,7 @@ class Check(NamedTuple):
     def __str__(self) -> str:
         interval = f"{self.low:.3g} to {self.high:.3g}" if np.isfinite(self.low) else "no interval"
         value = f"{self.estimate:.3g} ({interval})"
-        if self.outcome == "told":
+        if self.outcome == "reported":
             return f"{self.what}: {value}"
         wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
         return f"{self.what}: {value}, wanted {wanted}: {self.outcome}"
@@ -64,7 +64,7 @@ def within(what: str, a: np.ndarray, b: np.ndarray | float, margin: float) -> li
 
 def verdict(checks: Sequence[Check]) -> Outcome:
     """A claim holds if all its parts do, and does not if one of them does not."""
-    outcomes = [check.outcome for check in checks if check.outcome != "told"]
+    outcomes = [check.outcome for check in checks if check.outcome != "reported"]
     if "does not hold" in outcomes:
         return "does not hold"
     return "holds" if outcomes and all(outcome == "holds" for outcome in outcomes) else "not enough data"

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common import metrics
-from common.arguments import typed
+from common.run.arguments import read_record, typed
 from experiments.data import Data
 from experiments.grid import Cell
 
 MEASURED = 2048  # transitions of each seed for the measurements
-NUMBER = 512  # observations among them for the map
+SHOWN = 512  # observations among them for the map
 GRID = 32  # cells along each axis
 
 
 class Coverage(NamedTuple):
-    points: dict[Any, np.ndarray]  # by (what varies, game): [seeds * NUMBER, 2]
+    points: dict[Any, np.ndarray]  # by (what varies, game): [seeds * SHOWN, 2]
     shares: dict[Any, np.ndarray]  # of the cells that there are: [seeds]
     how: str
 
@@ -33,27 +33,26 @@ def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
     points, shares = {}, {}
     for game in games:
         runs = {key: run for key, run in cells.items() if key[1] == game and d.diverged(run) is not None}
-        names = tuple(dict.fromkeys(run.name for run in runs.values()))
-        planes = together(d.folder, names, umap) if names else {}
+        planes = together(d.folder, tuple(dict.fromkeys(runs.values())), umap) if runs else {}
         for key, run in runs.items():
             plane, cell = planes[run.name]
             points[key] = plane.reshape(-1, 2)
             shares[key] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
     method = "UMAP" if umap else "principal components in place of UMAP, which is not installed"
-    return Coverage(points, shares, f"by {method} of {NUMBER} observations of each seed's final policy")
+    return Coverage(points, shares, f"by {method} of {SHOWN} observations of each seed's final policy")
 
 
 @functools.cache
-def together(folder: Path, names: tuple[str, ...], umap: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The observations of several runs in one plane. -> by name: points and their cells, [seeds, NUMBER, 2] each."""
-    seen = [observations(folder / name) for name in names]  # [seeds, NUMBER, features]
+def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The observations of several runs in one plane. -> by name: points and their cells, [seeds, SHOWN, 2] each."""
+    seen = [observations(folder, run) for run in runs]  # [seeds, SHOWN, features]
     plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32), umap)
     low, high = plane.min(0), plane.max(0)
     cell = np.minimum((plane - low) / np.where(high > low, high - low, 1) * GRID, GRID - 1).astype(int)
     found, begin = {}, 0
-    for name, x in zip(names, seen, strict=True):
+    for run, x in zip(runs, seen, strict=True):
         own = slice(begin, begin + x.shape[0] * x.shape[1])
-        found[name] = tuple(y[own].reshape(*x.shape[:2], 2) for y in (plane, cell))
+        found[run.name] = tuple(y[own].reshape(*x.shape[:2], 2) for y in (plane, cell))
         begin = own.stop
     return found
 
@@ -71,48 +70,52 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
         return UMAP(random_state=0).fit_transform(x)
 
 
-def observations(run: Path) -> np.ndarray:
-    """NUMBER observations of each seed of a finished run, [seeds, NUMBER, features]."""
-    file = run / f"visited-{NUMBER}.npy"
+def observations(folder: Path, run: Cell) -> np.ndarray:
+    """SHOWN observations of each seed of a finished run, [seeds, SHOWN, features]."""
+    file = folder / run.name / f"visited-{SHOWN}.npy"
     if not file.exists():
-        collect(run)
+        collect(folder, run)
     return np.load(file)
 
 
-def measurements(run: Path) -> dict[str, np.ndarray]:
+def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
     """`plasticity/...` of a finished run on MEASURED transitions, [seeds] each."""
-    file = run / f"measured-{MEASURED}.json"
+    file = folder / run.name / f"measured-{MEASURED}.json"
     if not file.exists():
-        collect(run)
+        collect(folder, run)
     return {key: np.array(values, np.float64) for key, values in json.loads(file.read_text()).items()}
 
 
-def collect(run: Path) -> None:
+def collect(folder: Path, run: Cell) -> None:
     """Goes on with the run at a learning rate of almost nothing, and keeps what its updates would measure on, and the
-    measurements, in the run's folder."""
+    measurements, in the run's folder. Which script that is the grid says: what is in a run's folder is never run."""
     import jax
 
-    from common import bits, checkpoints
+    from common import bits
+    from common.run.checkpoints import checkpoint_updates, restore_newest
 
-    record = json.loads((run / "args.json").read_text())
-    script = importlib.import_module(record["script"])
+    path = folder / run.name
+    script = importlib.import_module(run.script)
     frozen = {"learning_rate": 1e-30, "update_epochs": 1, "plasticity_every": 1}
-    args = script.Args(**(typed(script.Args, record["args"]) | frozen))
-    args, _, _, init, step, measured, keys = script.build(args)
-    state = checkpoints.load(str(run), jax.jit(init)(keys))
-    step, probes, number, axis = jax.jit(step, donate_argnums=0), [], 0, int(args.num_seeds > 1)
-    while number < MEASURED:
-        state, _, probe = step(state)
-        probes.append(jax.device_get(probe))
-        number += probe.batch.target.shape[axis]
-    order = np.random.default_rng(0).permutation(number)[:MEASURED]  # of all updates alike
-    whole = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *[probe.batch for probe in probes])
-    values = jax.device_get(jax.jit(measured)(state.learner, probes[0]._replace(batch=whole)))
+    saved = typed(script.Args, read_record(path, "run")["args"], f"run {path}")
+    args, _, _, init, step, measure, keys = script.build(script.Args(**(saved | frozen)))
+    updates = checkpoint_updates(path / "checkpoints")
+    state, _ = restore_newest(path, updates, init(keys), f"run {path}", partial=False)
+    samples, count, axis = [], 0, int(args.num_seeds > 1)
+    while count < MEASURED:
+        state, _, sample = step(state)
+        rows = jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch))
+        samples.append(rows)  # [(seeds,) n, ...] of all chunks and devices
+        count += rows.target.shape[axis]
+    order = np.random.default_rng(0).permutation(count)[:MEASURED]  # of all updates alike
+    whole = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
+    sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, axis), whole))
+    values = jax.device_get(measure(state.learner, sample))
     obs = jax.vmap(bits.unpack)(whole.obs) if axis else bits.unpack(whole.obs)[None]
-    seen = np.asarray(obs[:, :NUMBER].reshape(obs.shape[0], NUMBER, -1))
-    write(run / f"visited-{NUMBER}.npy", lambda file: np.save(file, seen))
+    seen = np.asarray(obs[:, :SHOWN].reshape(obs.shape[0], SHOWN, -1))
+    write(path / f"visited-{SHOWN}.npy", lambda file: np.save(file, seen))
     text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
-    write(run / f"measured-{MEASURED}.json", lambda file: file.write(text.encode()))
+    write(path / f"measured-{MEASURED}.json", lambda file: file.write(text.encode()))
 
 
 def write(path: Path, fill: Any) -> None:

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
-from common import hardware
 from common.actions import Box, Categorical, Discrete
+from common.run import devices
 from experiments import grid
 
-hardware.enable_compilation_cache()
+devices.enable_compilation_cache()
 
 
 WHOLE = P()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import ppo
-from common import checkpoints, plots, runs
-from common.arguments import typed
+from common.run import checkpoints, devices, plots, run as runs
+from common.run.arguments import typed
 
 ROOT = Path(__file__).parents[1]
 ONE_DEVICE = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
@@ -95,9 +95,16 @@ def test_bad_input_is_answered_in_one_line_before_anything_compiles(monkeypatch,
     def compiled(*_, **__):
         raise AssertionError("compiled something")
 
+    put_on_devices = devices.OnDevices.__call__
+
+    def only_shapes(*args, **kw):
+        """A program that can be asked for its shapes, and not be run."""
+        program = put_on_devices(*args, **kw)
+        traced = lambda x: isinstance(x, jax.core.Tracer)  # noqa: E731
+        return lambda *x: program(*x) if all(map(traced, jax.tree.leaves(x))) else compiled()
+
     monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
-    if "--init-from" not in flags and "--run-name" not in flags:  # these two are read after the first state is made
-        monkeypatch.setattr(jax, "jit", compiled)
+    monkeypatch.setattr(devices.OnDevices, "__call__", only_shapes)
     with pytest.raises(SystemExit) as exit:
         call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
     (line,) = capsys.readouterr().err.splitlines()
@@ -124,9 +131,18 @@ UPDATES = 120
 
 def state_of(path):
     """All that the newest checkpoint of a run holds."""
-    args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"]))
+    return restored(path, state_like(path), partial=False)
+
+
+def state_like(path):
+    args = ppo.Args(**typed(ppo.Args, json.loads((path / "args.json").read_text())["args"], ""))
     _, _, _, init, _, _, keys = ppo.build(args)
-    return checkpoints.load(str(path), jax.jit(init)(keys))
+    return init(keys)
+
+
+def restored(path, like, partial, update=None):
+    updates = checkpoints.checkpoint_updates(path / "checkpoints") if update is None else [update]
+    return checkpoints.restore_newest(path, updates, like, "", partial=partial)[0]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +185,7 @@ def test_init_from_starts_a_new_run_at_the_learned_parameters(monkeypatch, strai
     call(monkeypatch, *flags.split(), "--runs-dir", tmp_path, "--init-from", f"{straight}@20")
     new = state_of(tmp_path / "new")
     like = {"learner": new.learner}
-    at_20, at_end = (checkpoints.load(f"{straight}{at}", like)["learner"] for at in ("@20", ""))
+    at_20, at_end = (restored(straight, like, True, at)["learner"] for at in (20, None))
     jax.tree.map(np.testing.assert_array_equal, new.learner.params, at_20.params)
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (at_20.params, at_end.params)), strict=True))
     assert new.update == 1 and new.learner.opt_state.count == at_20.opt_state.count + 1

@@ -1,5 +1,6 @@
 """VectorEnv, the gymnax adapter, evaluation and running statistics, against Python and NumPy."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnax
@@ -12,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from scipy.stats import chisquare, kstest
 
 from common import evaluation
-from common.actions import Box, Discrete
+from common.actions import Box, Categorical, Discrete
 from common.envs import VectorEnv, episode_sums, make
 from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
 from common.suites import gymnax as suite
@@ -156,13 +157,18 @@ def test_continuous_actions_are_clipped_for_the_environment():
 # Evaluation
 
 
-def act_anyhow(obs, key):
-    return jnp.zeros((obs.shape[0], 1), jnp.int32)
+def scores(suite, num_eval_episodes):
+    """Of a policy that acts anyhow."""
+    args = SimpleNamespace(
+        capture_video=False, num_seeds=1, seed=0, eval_deterministic=False, num_eval_episodes=num_eval_episodes
+    )
+    player = evaluation.Player(args, suite, lambda logits, obs: Categorical(logits + jnp.zeros((len(obs), 2)), (2,)))
+    return player.scores(jnp.zeros(2), update=1)
 
 
 def test_evaluation_counts_first_episodes_only():
     """Half of the episodes last 1 step, half 30. Whoever counts all that end within 30 steps gets about 2, not 15.5."""
-    metrics = jax.jit(lambda key: evaluation.evaluate(Counter((1, 30), 99), 1000, act_anyhow, key))(jax.random.key(0))
+    metrics = scores(Counter((1, 30), 99), 1000)
     assert abs(metrics["eval/episodic_length"] - 15.5) < 5 * 14.5 / 1000**0.5
     np.testing.assert_allclose(metrics["eval/solve_rate"], (metrics["eval/episodic_return"] - 1) / 29, rtol=1e-5)
 
@@ -171,7 +177,7 @@ def test_evaluation_covers_all_levels_equally():
     """Levels of 2, 3 and 7 steps; whatever follows them, of 1 step, does not count."""
     toy = Counter(ends=(1,), limit=99, levels=(2, 3, 7))
     for number in (1, 4):
-        metrics = evaluation.evaluate(toy, number, act_anyhow, jax.random.key(0))
+        metrics = scores(toy, number)
         np.testing.assert_allclose(metrics["eval/episodic_return"], 4, rtol=1e-6)
         np.testing.assert_allclose(metrics["eval/episodic_length"], 4, rtol=1e-6)
         np.testing.assert_allclose(metrics["eval/solve_rate"], 1 / 3, rtol=1e-6)
@@ -236,7 +242,8 @@ def test_normalised_rewards_equal_a_numpy_loop():
         normalised, returns, stats = on_devices(normalise_rewards, 1, (P(), P(), P(), None))(
             transitions, returns, stats, gamma
         )
-        np.testing.assert_allclose(normalised, expected, rtol=1e-4)
+        np.testing.assert_allclose(normalised.reward, expected, rtol=1e-4)
+        np.testing.assert_array_equal(normalised.terminated, transitions.terminated)
         np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)
 
 

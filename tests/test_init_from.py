@@ -12,7 +12,7 @@ from test_ppo import differ, same
 
 import ppo
 import ppo_ewma
-from common import checkpoints, plots, runs
+from common.run import checkpoints, plots, run as runs
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -60,7 +60,8 @@ def call(script, folder, *flags, stop=False):
 
 def learner_at(outcome, update):
     """What was learned after so many updates."""
-    saved = checkpoints.load(f"{outcome.path}@{update}", {"learner": outcome.like.learner})
+    like = {"learner": outcome.like.learner}
+    saved, _ = checkpoints.restore_newest(outcome.path, [update], like, "", partial=True)
     return jax.tree.map(np.array, jax.device_get(saved["learner"]))
 
 

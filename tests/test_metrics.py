@@ -14,7 +14,7 @@ from common.actions import Categorical, Gaussian
 from common.metrics import gradient_noise, layer_metrics, policy_variance
 
 # Each as one program: dozens of small ones take longer to compile.
-feature_rank, dormant_neurons = jax.jit(metrics.feature_rank), jax.jit(metrics.dormant_neurons)
+feature_ranks, dormant_neurons = jax.jit(metrics.feature_ranks), jax.jit(metrics.dormant_neurons)
 gradient_kurtosis, weight_norm = jax.jit(metrics.gradient_kurtosis), jax.jit(metrics.weight_norm)
 effective_sample_size, pca = jax.jit(metrics.effective_sample_size), jax.jit(metrics.pca)
 coverage = jax.jit(metrics.coverage, static_argnums=1)
@@ -32,43 +32,44 @@ def with_singular_values(values, rows, columns, seed=0):
 
 @pytest.mark.parametrize("rows, columns", [(20, 8), (8, 20), (8, 8)])
 def test_rank_of_equal_singular_values_is_their_number(rows, columns):
-    assert feature_rank(with_singular_values([2.0] * 3, rows, columns)) == 3
-    assert feature_rank(with_singular_values([0.5] * 8, rows, columns)) == 8
+    assert feature_ranks(with_singular_values([2.0] * 3, rows, columns)) == (3, 3)
+    assert feature_ranks(with_singular_values([0.5] * 8, rows, columns)) == (8, 8)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize(
-    "values, rank",
+    "values, rank, srank",
     [
-        ([98, 1.1, 0.9], 2),  # 98 %, 99.1 %
-        ([98, 0.9, 0.8, 0.3], 3),  # 98 %, 98.9 %, 99.7 %
-        ([99.1, 0.9], 1),
-        ([98.9, 1.1], 2),
-        ([50, 30, 19.1, 0.9], 3),
-        ([50, 30, 18.9, 1.1], 4),
-        ([9, 1], 2),  # of the squares the first has 98.8 %, of the values 90 %
-        ([12, 1], 2),  # of the squares the first has 99.3 %
-        ([5, 0, 0], 1),
+        ([98, 1.1, 0.9], 1, 2),  # of the values 98 %, 99.1 %
+        ([98, 0.9, 0.8, 0.3], 1, 3),  # 98 %, 98.9 %, 99.7 %
+        ([99.1, 0.9], 1, 1),
+        ([98.9, 1.1], 1, 2),
+        ([50, 30, 19.1, 0.9], 3, 3),
+        ([50, 30, 18.9, 1.1], 3, 4),
+        ([9.9, 1], 2, 2),  # of the squares the first has 98.99 %, of the values 90.8 %
+        ([10, 1], 1, 2),  # of the squares the first has 99.01 %
+        ([5, 0, 0], 1, 1),
     ],
 )
-def test_rank_is_where_99_percent_of_the_sum_are_reached(values, rank, scale):
+def test_ranks_are_where_99_percent_of_squares_and_of_values_are_reached(values, rank, srank, scale):
     """In any order, whatever the scale."""
-    assert feature_rank(jnp.diag(jnp.array(values[::-1], jnp.float32) * scale)) == rank
+    assert feature_ranks(jnp.diag(jnp.array(values[::-1], jnp.float32) * scale)) == (rank, srank)
 
 
 def test_rank_with_another_share():
     features = jnp.diag(jnp.array([4.0, 3.0, 2.0, 1.0]))
-    assert [float(feature_rank(features, share)) for share in (0.3, 0.5, 0.8, 0.95)] == [1, 2, 3, 4]
+    assert [float(feature_ranks(features, share)[1]) for share in (0.3, 0.5, 0.8, 0.95)] == [1, 2, 3, 4]
+    assert [float(feature_ranks(features, share)[0]) for share in (0.5, 0.8, 0.95, 0.97)] == [1, 2, 3, 4]
 
 
 def test_rank_of_nothing_and_of_nan():
-    assert feature_rank(jnp.zeros((6, 4))) == 0
-    assert np.isnan(feature_rank(jnp.ones((6, 4)).at[2, 1].set(jnp.nan)))
-    assert np.isnan(feature_rank(jnp.ones((6, 4)).at[2, 1].set(jnp.inf)))
+    assert feature_ranks(jnp.zeros((6, 4))) == (0, 0)
+    assert np.isnan(feature_ranks(jnp.ones((6, 4)).at[2, 1].set(jnp.nan))).all()
+    assert np.isnan(feature_ranks(jnp.ones((6, 4)).at[2, 1].set(jnp.inf))).all()
 
 
 def test_features_are_not_centred():
-    assert feature_rank(jnp.full((6, 4), 3.0)) == 1
+    assert feature_ranks(jnp.full((6, 4), 3.0)) == (1, 1)
 
 
 def test_small_singular_values_count_as_they_are():
@@ -78,7 +79,7 @@ def test_small_singular_values_count_as_they_are():
     squares = np.linalg.eigvalsh(np.asarray(features.T @ features))[::-1]
     roots = np.sqrt(np.maximum(squares, 0)).cumsum()
     assert abs((roots < 0.99 * roots[-1]).sum() + 1 - 50) > 10
-    assert feature_rank(features) == 50
+    assert feature_ranks(features)[1] == 50
 
 
 # Dormant neurons
@@ -439,8 +440,10 @@ def test_the_critic_has_keys_of_its_own():
     found = layer_metrics({"critic_encoder": encoder(1, 2), "actor_encoder": encoder(4, 3)}, 0.025)
     assert found == {
         "plasticity/feature_rank": 3,
+        "plasticity/srank": 3,
         "plasticity/dormant_neurons": 1 / 8,
         "plasticity/critic_feature_rank": 2,
+        "plasticity/critic_srank": 2,
         "plasticity/critic_dormant_neurons": 5 / 8,
     }
 
@@ -448,7 +451,7 @@ def test_the_critic_has_keys_of_its_own():
 @pytest.mark.parametrize("name", ["encoder", "q"])
 def test_one_encoder_has_the_plain_keys(name):
     found = layer_metrics({name: encoder(4, 1, 3)}, 0.025)
-    assert found == {"plasticity/feature_rank": 3, "plasticity/dormant_neurons": 4 / 12}
+    assert found == {"plasticity/feature_rank": 3, "plasticity/srank": 3, "plasticity/dormant_neurons": 4 / 12}
 
 
 def test_tau_is_handed_on():

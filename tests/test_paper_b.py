@@ -177,8 +177,8 @@ def seen(flags, world, seeds, rng):
     (n, k), spread = sizes(flags), 1.0
     if world != "flat":
         spread = 0.4 + 0.3 * n + 0.05 * k if world == "true" else 1.0 - 0.3 * n - 0.05 * k
-    points = np.zeros((seeds, visited.NUMBER, 4))
-    points[..., 1:3] = rng.uniform(-spread, spread, (seeds, visited.NUMBER, 2)) * [20, 5]
+    points = np.zeros((seeds, visited.SHOWN, 4))
+    points[..., 1:3] = rng.uniform(-spread, spread, (seeds, visited.SHOWN, 2)) * [20, 5]
     return points
 
 
@@ -204,7 +204,7 @@ def worlds(tmp_path_factory):
                     write_measured(top / "laptop" / cell.name, cell, world, seeds, rng)
                 if cell.name in with_observations:
                     np.save(
-                        top / "laptop" / cell.name / f"visited-{visited.NUMBER}.npy",
+                        top / "laptop" / cell.name / f"visited-{visited.SHOWN}.npy",
                         seen(dict(cell.flags), world, seeds, rng),
                     )
             return top
@@ -264,7 +264,7 @@ def test_no_better_and_little_hold_where_all_runs_are_alike(shown):
 def test_one_seed_decides_nothing(shown, name):
     for world in ("true", "reversed"):
         _, checks = shown(name, world, 1)
-        assert {check.outcome for check in checks} - {"told"} == {"not enough data"}, told(checks)
+        assert {check.outcome for check in checks} - {"reported"} == {"not enough data"}, told(checks)
 
 
 # In the world where the claims are true: estimate, on which side, of what.
@@ -293,7 +293,7 @@ def test_the_checks_find_what_the_model_has_put_in(shown, name):
     _, checks = shown(name, "true", 5)
     of_scores = name not in ("B3", "B4")
     expected = CHECKS[name]
-    assert {check.outcome for check in checks[len(expected) :]} <= {"told"}
+    assert {check.outcome for check in checks[len(expected) :]} <= {"reported"}
     for number, (check, (estimate, side, threshold)) in enumerate(zip(checks, expected, strict=False)):
         near = dict(abs=0.012) if of_scores and not (name == "B6" and number > 1) else dict(rel=0.05)
         assert check.estimate == pytest.approx(estimate, **near), told(checks)
@@ -303,12 +303,12 @@ def test_the_checks_find_what_the_model_has_put_in(shown, name):
 
 
 def test_a_measurement_that_moves_the_wrong_way_counts_in_b3_and_not_in_b6(shown):
-    """Of PQN only some are said to move, the others are told."""
-    for world, outcomes in (("true", "holds told holds told"), ("reversed", "told holds told holds")):
+    """Of PQN only some are said to move, the others are reported."""
+    for world, outcomes in (("true", "holds reported holds reported"), ("reversed", "reported holds reported holds")):
         _, checks = shown("B6", world, 5)
         assert [check.outcome for check in checks[2:]] == outcomes.split()
     _, checks = shown("B3", "reversed", 5)
-    assert [check.outcome for check in checks] == ["does not hold"] * 4 + ["told"] * 8
+    assert [check.outcome for check in checks] == ["does not hold"] * 4 + ["reported"] * 8
 
 
 def test_one_measurement_of_four_that_moves_is_not_enough(worlds, monkeypatch):
@@ -423,7 +423,7 @@ def test_an_interval_is_drawn_as_given():
 def share(spread):
     """Of 32 x 32 cells, by 512 points that are spread evenly over `spread` of each axis."""
     there = spread**2 * 32**2
-    return there * (1 - np.exp(-visited.NUMBER / there)) / 32**2
+    return there * (1 - np.exp(-visited.SHOWN / there)) / 32**2
 
 
 @pytest.mark.parametrize("name", ["B2", "B9"])
@@ -442,7 +442,7 @@ def test_figure_2_shows_the_plane_of_the_first_game(shown):
     )
     widths = [np.ptp(line.y) * np.ptp(line.x) for (line,) in picture.panels.values()]
     assert widths[0] < widths[1] < widths[2]
-    assert all(line.y.shape == (5 * visited.NUMBER, 1) and line.kind == "dots" for (line,) in picture.panels.values())
+    assert all(line.y.shape == (5 * visited.SHOWN, 1) and line.kind == "dots" for (line,) in picture.panels.values())
     assert "Shown: Breakout-MinAtar" in picture.shows
 
 

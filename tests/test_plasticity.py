@@ -1,6 +1,5 @@
 """What ppo.py, ppo_ewma.py and pqn.py measure with common/metrics.py, and on what: test_metrics.py has the numbers."""
 
-from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -10,12 +9,15 @@ import numpy as np
 import pytest
 import scipy.stats
 from conftest import Toy, on_devices
+from jax.sharding import PartitionSpec as P
 
 import ppo
 import ppo_ewma
 import pqn
-from common import bits, checkpoints, envs, plots, statistics
-from common.arguments import UsageError
+from common import bits, envs, statistics
+from common.run import checkpoints, plots
+from common.run.arguments import UsageError
+from common.sample import gather_rows
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
 FLAGS = {
@@ -24,8 +26,8 @@ FLAGS = {
 }  # fmt: skip
 PARTS = 16  # 8 devices, 2 chunks; each has 2 environments x 8 steps
 MEASURED = {"gradient_kurtosis", "gradient_signal", "gradient_noise", "gradient_noise_scale", "weight_norm"}
-MEASURED |= {"policy_variance", "coverage_pca", "feature_rank", "dormant_neurons"}
-OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_dormant_neurons"}
+MEASURED |= {"policy_variance", "coverage_pca", "feature_rank", "srank", "dormant_neurons"}
+OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_srank", "critic_dormant_neurons"}
 
 
 class Walk(Toy):
@@ -52,11 +54,11 @@ def built(script, **flags):
     chosen = {"dormant_tau": 100.0} | ({"q_lambda": 0.0} if script is pqn else {"gae_lambda": 0.0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Walk(), num_envs))
-        args, _, network, init, step, measured, keys = script.build(script.Args(**FLAGS | chosen | flags))
+        args, _, network, init, step, measure, keys = script.build(script.Args(**FLAGS | chosen | flags))
+    # Within another jit the state is not donated: it is looked at again.
     return SimpleNamespace(
-        script=script, args=args, network=network, init=jax.jit(init), step=jax.jit(step), measured=jax.jit(measured),
-        keys=keys,
-    )  # fmt: skip
+        script=script, args=args, network=network, init=init, step=jax.jit(step), measure=measure, keys=keys
+    )
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)
@@ -66,37 +68,38 @@ def script(request):
 
 @pytest.fixture(scope="module")
 def trained(script):
-    """Three updates on 8 devices with probes of 64 transitions: the states before, between and after, the probes."""
+    """Three updates on 8 devices with samples of 64 transitions: the states before, between and after, the samples, and
+    the rows on which each is measured."""
     training = built(script, num_devices=8)
-    training.states, training.probes = [training.init(training.keys)], []
+    training.states, training.samples, training.rows = [training.init(training.keys)], [], []
+    gather = on_devices(partial(gather_rows, size=64), 8, P(None, "device"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "PROBE", 64)
+        patch.setattr(script, "SAMPLE", 64)
         for _ in range(3):
-            state, _, (_, probe) = training.step(training.states[-1])
+            state, _, sample = training.step(training.states[-1])
             training.states.append(state)
-            training.probes.append(probe)
-    training.values = jax.device_get(
-        training.measured(training.states[-1].learner, seen(training, training.probes[-1]))
-    )
+            training.samples.append(sample)
+            training.rows.append(gather(sample.batch))
+    training.values = jax.device_get(training.measure(training.states[-1].learner, training.samples[-1]))
     return training
 
 
-# The probe
+# The sample
 
 
 def places(training, number):
-    """-> [64, 3]: of which chunk, environment and time (within the update) the rows of a probe are."""
+    """-> [64, 3]: of which chunk, environment and time (within the update) the rows are."""
     homes = np.asarray(training.states[0].environments.obs[..., :2])
-    obs = np.asarray(training.probes[number].obs)
+    obs = np.asarray(training.rows[number].obs)
     chunk, environment = (
         np.array(x) for x in zip(*(np.argwhere((homes == o[:2]).all(-1))[0] for o in obs), strict=True)
     )
     return np.stack([chunk, environment, np.round(obs[:, 2] * 16).astype(int) - 8 * number], 1)
 
 
-def test_a_probe_is_a_sample_without_repetition_of_its_update(trained):
-    for number, probe in enumerate(trained.probes):
-        assert len(probe.obs) == 64
+def test_a_sample_is_one_without_repetition_of_its_update(trained):
+    for number, rows in enumerate(trained.rows):
+        assert len(rows.obs) == 64
         found = places(trained, number)
         assert found[:, 2].min() >= 0 and found[:, 2].max() < 8
         assert len(np.unique(found, axis=0)) == 64
@@ -110,7 +113,7 @@ def test_every_chunk_of_every_device_has_its_share(trained):
         assert len(parts) == PARTS and (counts == 4).all()
 
 
-def test_the_rows_of_a_probe_are_in_random_order(trained):
+def test_the_rows_come_from_all_devices_in_turn(trained):
     """As gradient_metrics needs them: if its eighths were a device each, how devices differ would count as noise."""
     for number in range(3):
         _, environment, _ = places(trained, number).T
@@ -128,67 +131,55 @@ def test_no_two_parts_and_no_two_updates_take_the_same_rows(trained):
     assert frozenset().union(*taken) == set(range(16))
 
 
-def test_a_probe_is_equal_on_all_devices(trained):
-    for leaf in jax.tree.leaves(trained.probes[0]):
+def test_the_rows_are_equal_on_all_devices(trained):
+    for leaf in jax.tree.leaves(trained.rows[0]):
         assert len(leaf.addressable_shards) == 8
         for shard in leaf.addressable_shards:
             np.testing.assert_array_equal(shard.data, leaf)
 
 
-def test_the_rows_of_a_probe_are_whole_transitions(trained):
+def test_the_rows_are_whole_transitions(trained):
     """What the behaviour policy thought of the observation and the action, and the target of one step."""
-    for state, probe in zip(trained.states, trained.probes, strict=False):
+    for state, rows in zip(trained.states, trained.rows, strict=False):
         params, network = state.learner.params, trained.network
-        reward = probe.obs[:, 0] + probe.action[:, 0]
-        following = probe.obs + jnp.array([0, 0, 1 / 16])
+        reward = rows.obs[:, 0] + rows.action[:, 0]
+        following = rows.obs + jnp.array([0, 0, 1 / 16])
         if trained.script is pqn:
             target = reward + 0.9 * network.apply(params, following).max(-1)
-            np.testing.assert_allclose(probe.target, target, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(rows.target, target, rtol=1e-3, atol=1e-5)
             continue
-        dist, value = network.apply(params, probe.obs)
+        dist, value = network.apply(params, rows.obs)
         target = reward + 0.9 * network.apply(params, following)[1]
-        np.testing.assert_allclose(probe.log_prob, dist.log_prob(probe.action), rtol=1e-4)
-        np.testing.assert_allclose(probe.value, value, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(probe.target, target, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(probe.advantage, target - value, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("probe, chunks, devices, rows", [(64, 1, 1, 64), (64, 2, 4, 8), (9, 2, 2, 2), (3, 2, 4, 1)])
-@pytest.mark.parametrize("size", [8, 100])
-def test_a_part_has_its_share_of_the_probe_and_at_least_a_row(monkeypatch, script, probe, chunks, devices, rows, size):
-    monkeypatch.setattr(script, "PROBE", probe)
-    args = replace(script.Args(**FLAGS), num_rollout_chunks=chunks)
-    batch = script.Batch(*jnp.arange(len(script.Batch._fields) * size).reshape(-1, size))
-    found = on_devices(lambda key: script.take_probe(args, batch, key), devices)(jax.random.key(0))
-    assert len(found.target) == len(np.unique(found.target)) == min(size, rows)
-    for number, column in enumerate(found):
-        np.testing.assert_array_equal(column, number * size + np.asarray(found[0]))
+        np.testing.assert_allclose(rows.log_prob, dist.log_prob(rows.action), rtol=1e-4)
+        np.testing.assert_allclose(rows.value, value, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(rows.target, target, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(rows.advantage, target - value, rtol=1e-3, atol=1e-5)
 
 
 # What is measured on it
 
 
 def on_host(training):
-    """The learner after the last update and its probe, as one device would have them."""
-    return jax.device_get((training.states[-1].learner, training.probes[-1]))
+    """The learner after the last update and its rows, as one device would have them."""
+    return jax.device_get((training.states[-1].learner, training.rows[-1]))
 
 
-def seen(training, probe):
-    """With the statistics that it was seen with: observations are not normalised here."""
-    return training.script.Probe(training.states[0].learner.obs_stats, probe)
+def sample_of(script, rows, stats):
+    """As the sample of an update of one chunk on one device."""
+    return script.Sample(jax.tree.map(lambda x: x[None], rows), stats)
 
 
 @pytest.fixture(scope="module")
 def alone(trained):
-    """`plasticity` on one device."""
-    return on_devices(partial(trained.script.plasticity, trained.args, trained.network))
+    """`measure_plasticity` on one device."""
+    return on_devices(partial(trained.script.measure_plasticity, trained.args, trained.network))
 
 
 def test_one_and_eight_devices_measure_the_same(trained, alone):
     names = MEASURED | (set() if trained.script is pqn else OF_A_POLICY)
     assert trained.values.keys() == {f"plasticity/{name}" for name in names}
-    learner, probe = on_host(trained)
-    found = alone(learner, jax.device_get(seen(trained, probe)))
+    learner, rows = on_host(trained)
+    found = alone(learner, sample_of(trained.script, rows, jax.device_get(trained.samples[-1].obs_stats)))
     for key, value in trained.values.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
 
@@ -202,11 +193,11 @@ def test_effective_sample_size_is_100_until_the_policy_moves(trained):
     if trained.script is pqn:
         return  # its behaviour is another policy than the one that it learns
     sizes = [
-        trained.measured(state.learner, seen(trained, trained.probes[-1]))["plasticity/effective_sample_size"]
+        trained.measure(state.learner, trained.samples[-1])["plasticity/effective_sample_size"]
         for state in (trained.states[-2], trained.states[-1])
     ]
-    dist, _ = trained.network.apply(trained.states[-1].learner.params, trained.probes[-1].obs)
-    action, log_prob = (np.asarray(x) for x in (trained.probes[-1].action, trained.probes[-1].log_prob))
+    dist, _ = trained.network.apply(trained.states[-1].learner.params, trained.rows[-1].obs)
+    action, log_prob = (np.asarray(x) for x in (trained.rows[-1].action, trained.rows[-1].log_prob))
     weights = np.asarray(jax.nn.softmax(dist.logits), np.float64)[np.arange(64), action[:, 0]] / np.exp(log_prob)
     assert sizes[0] == pytest.approx(100, abs=1e-3) and sizes[1] < 99.99
     assert sizes[1] == pytest.approx(100 * weights.sum() ** 2 / (64 * (weights**2).sum()), rel=1e-4)
@@ -219,28 +210,29 @@ def test_normalised_observations_are_measured_as_the_loss_saw_them():
     params = jax.tree.map(lambda x: 100 * x, state.learner.params)
     state = state._replace(learner=state.learner._replace(params=params))
     for _ in range(2):
-        state, _, probe = training.step(state)
-        size = training.measured(state.learner, probe)["plasticity/effective_sample_size"]
+        state, _, sample = training.step(state)
+        size = training.measure(state.learner, sample)["plasticity/effective_sample_size"]
         assert size == pytest.approx(100, abs=1e-3)
 
 
-def variance(training, learner, probe):
+def variance(training, learner, rows):
     """Over states, of the probability of each action."""
-    out = training.network.apply(learner.params, probe.obs)
+    out = training.network.apply(learner.params, rows.obs)
     probs = np.eye(2)[out.argmax(-1)] if training.script is pqn else np.asarray(jax.nn.softmax(out[0].logits))
     return probs.var(0).mean()
 
 
-def test_norm_variance_and_coverage_are_those_of_the_new_network_on_the_probe(trained):
-    learner, probe = on_host(trained)
+def test_norm_variance_and_coverage_are_those_of_the_new_network_on_the_sample(trained):
+    learner, rows = on_host(trained)
     squares = sum((x.astype(np.float64) ** 2).sum() for x in jax.tree.leaves(learner.params))
     assert trained.values["plasticity/weight_norm"] == pytest.approx(np.sqrt(squares), rel=1e-5)
-    pairs = [(state.learner, probe) for state, probe in zip(trained.states, trained.probes, strict=False)]
-    found = [trained.measured(old, seen(trained, p))["plasticity/policy_variance"] for old, p in pairs]
-    expected = [variance(trained, *pair) for pair in pairs]
+    learners = [state.learner for state in trained.states[:3]]
+    pairs = zip(learners, trained.samples, strict=True)
+    found = [trained.measure(old, sample)["plasticity/policy_variance"] for old, sample in pairs]
+    expected = [variance(trained, *pair) for pair in zip(learners, trained.rows, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-10)
     assert max(expected) > (0.01 if trained.script is pqn else 1e-8)
-    points = probe.obs - probe.obs.mean(0)
+    points = rows.obs - rows.obs.mean(0)
     points = points @ np.linalg.svd(points, full_matrices=False)[2][:2].T
     low, high = points.min(0), points.max(0)
     cells = {tuple(np.minimum((32 * (p - low) / (high - low)).astype(int), 31)) for p in points}
@@ -262,19 +254,19 @@ def gradient_of_the_loss(training, learner):
     return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
 
 
-def test_gradients_are_those_of_the_loss_on_the_probe(trained):
-    """Of the whole probe the kurtosis; of its eighths the sample covariance. Advantages are those of the whole probe,
+def test_gradients_are_those_of_the_loss_on_the_sample(trained):
+    """Of the whole sample the kurtosis; of its eighths the sample covariance. Advantages are those of the whole sample,
     standardised."""
-    learner, probe = on_host(trained)
+    learner, rows = on_host(trained)
     if trained.script is not pqn:
-        advantage = np.asarray(probe.advantage, np.float64)
-        probe = probe._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
+        advantage = np.asarray(rows.advantage, np.float64)
+        rows = rows._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
     gradient = gradient_of_the_loss(trained, learner)
     flat = lambda grads: np.concatenate([np.ravel(g) for g in jax.tree.leaves(grads)]).astype(np.float64)  # noqa: E731
-    whole = flat(gradient(probe))
+    whole = flat(gradient(rows))
     kurtosis = scipy.stats.kurtosis(np.log(np.abs(whole) + 1e-8), fisher=False)
     assert trained.values["plasticity/gradient_kurtosis"] == pytest.approx(kurtosis, rel=1e-2)
-    eighths = np.stack([flat(gradient(jax.tree.map(lambda x, i=i: x[8 * i : 8 * i + 8], probe))) for i in range(8)])
+    eighths = np.stack([flat(gradient(jax.tree.map(lambda x, i=i: x[8 * i : 8 * i + 8], rows))) for i in range(8)])
     np.testing.assert_allclose(eighths.mean(0), whole, atol=1e-5)
     between = eighths.var(0, ddof=1).sum()
     assert trained.values["plasticity/gradient_noise"] == pytest.approx(8 * between, rel=1e-2)
@@ -289,7 +281,7 @@ LAYERS = {"conv": 16, "Dense_0": 8, "Dense_1": 6}  # and their units
 
 @cache
 def fresh(name, network, shared):
-    """-> a fresh relu network's learner on images, a probe of 64, `plasticity` with tau 0 of such."""
+    """-> a fresh relu network's learner on images, a sample of 64, `measure_plasticity` with tau 0 of such."""
     script = SCRIPTS[name]
     kind = {} if script is pqn else {"shared_encoder": shared}
     args = script.Args(**FLAGS, **kind, network=network, activation="relu", dormant_tau=0.0)
@@ -304,8 +296,9 @@ def fresh(name, network, shared):
     if script is ppo_ewma:
         fields["proximal"] = ppo_ewma.Proximal(params, jnp.ones(()))
     learner = script.Learner(**dict.fromkeys(script.Learner._fields) | fields)
-    measured = on_devices(partial(script.plasticity, args, network))
-    return learner, script.Probe(fields["obs_stats"], script.Batch(bits.pack(obs), action, *numbers)), measured
+    measure = on_devices(partial(script.measure_plasticity, args, network))
+    rows = script.Batch(bits.pack(obs), action, *numbers)
+    return learner, sample_of(script, rows, fields["obs_stats"]), measure
 
 
 def without(params, layer, unit):
@@ -323,12 +316,12 @@ NETWORKS = [("mlp", 14), ("cnn", 30)]
 @pytest.mark.parametrize("network, units", NETWORKS)
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
 def test_a_dead_unit_is_one_of_its_own_encoder(script, network, units):
-    learner, probe, measured = fresh(script, network, False)
+    learner, sample, measure = fresh(script, network, False)
     params = learner.params["params"]
     for layer in [name for name in LAYERS if name in params["actor_encoder"]]:
         for dead, alive in (("actor_encoder", "critic_encoder"), ("critic_encoder", "actor_encoder")):
             changed = {"params": params | {dead: without(params[dead], layer, 2)}}
-            found = measured(learner._replace(params=changed), probe)
+            found = measure(learner._replace(params=changed), sample)
             keys = {"actor_encoder": "dormant_neurons", "critic_encoder": "critic_dormant_neurons"}
             assert found[f"plasticity/{keys[dead]}"] == pytest.approx(1 / units)
             assert found[f"plasticity/{keys[alive]}"] == 0
@@ -337,27 +330,27 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script, network, units):
 @pytest.mark.parametrize("network, units", NETWORKS)
 @pytest.mark.parametrize("script", ["ppo", "pqn"])
 def test_a_dead_unit_of_one_encoder_for_all(script, network, units):
-    learner, probe, measured = fresh(script, network, True)
+    learner, sample, measure = fresh(script, network, True)
     params = learner.params["params"]
     encoder = params if script == "pqn" else params["encoder"]
     for layer in [None, *(name for name in LAYERS if name in encoder)]:
         changed = without(encoder, layer, 2) if layer else encoder
         changed = {"params": changed if script == "pqn" else params | {"encoder": changed}}
-        found = measured(learner._replace(params=changed), probe)
+        found = measure(learner._replace(params=changed), sample)
         assert found["plasticity/dormant_neurons"] == pytest.approx(1 / units if layer else 0)
         assert not any("critic" in key for key in found)
 
 
 def test_feature_rank_is_that_of_the_last_layer():
     """Of 8 and then 6 units: the last layer without three of them, and without any."""
-    learner, probe, measured = fresh("ppo", "mlp", True)
+    learner, sample, measure = fresh("ppo", "mlp", True)
     params = learner.params["params"]
     for dead, most in ((0, 6), (3, 3), (6, 0)):
         encoder = params["encoder"]
         for unit in range(dead):
             encoder = without(encoder, "Dense_1", unit)
-        found = measured(learner._replace(params={"params": params | {"encoder": encoder}}), probe)
-        assert min(1, most) <= found["plasticity/feature_rank"] <= most
+        found = measure(learner._replace(params={"params": params | {"encoder": encoder}}), sample)
+        assert min(1, most) <= found["plasticity/feature_rank"] <= found["plasticity/srank"] <= most
 
 
 # Whole runs
@@ -376,8 +369,9 @@ def ran(script, tmp_path_factory):
         for every in (0, 2, 3) if script is ppo else (0, 2):
             path = script.train(script.Args(**flags, plasticity_every=every))
             _, _, _, init, _, _, keys = script.build(script.Args(**flags))
-            learner = checkpoints.load(str(path), jax.eval_shape(init, keys)).learner
-            found[every] = plots.read_lines(path), learner
+            like = jax.eval_shape(init, keys)
+            state, _ = checkpoints.restore_newest(path, [5], like, "", partial=False)
+            found[every] = plots.read_lines(path), state.learner
     return found
 
 

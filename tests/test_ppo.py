@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tyro
 from conftest import Aim, Bandit, Counter, Noise, Stub, TwoStates, on_devices
 from jax.sharding import PartitionSpec as P
 
 import ppo
 from common import envs
 from common.actions import Box, Categorical, Discrete, Gaussian
-from common.arguments import apply_scaling
 from common.bits import unpack
+from common.run.arguments import apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
 
 ARGS = ppo.Args(
@@ -142,42 +141,40 @@ def counted():
         env_state, obs = env.reset(key)
         environments = ppo.Environments(env_state, obs, None)
         rollout = ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, jax.random.fold_in(key, 1))
-        return rollout, ppo.compute_gae(rollout[2], rollout[3], GAMMA, 0.7)
+        return rollout, ppo.compute_gae(rollout[1], rollout[2], GAMMA, 0.7)
 
     return jax.device_get(on_devices(run)(jax.random.key(0)))
 
 
 def test_true_values_leave_no_advantage_whatever_ends_an_episode(counted):
     """Only if a truncated episode goes on with V of its last observation, and a terminated one with 0."""
-    (_, _, t, *_), advantage = counted
+    (_, t, *_), advantage = counted
     time, end = t.obs[..., 0] + 1, t.obs[..., 1]
     assert ((time == 5) & (end == 5)).any() and t.truncated.any() and t.terminated.any()
     np.testing.assert_allclose(advantage, 0, atol=1e-4)
 
 
 def test_final_value_is_that_of_the_observation_before_the_reset(counted):
-    (_, obs, t, last_value, *_), _ = counted
+    (chunk, t, last_value, _), _ = counted
     time, end = t.obs[..., 0] + 1, t.obs[..., 1].astype(float)
     truncated = (time == 5) & (end > 5)
     np.testing.assert_array_equal(t.truncated, truncated)
     np.testing.assert_array_equal(t.terminated, time == end)
     np.testing.assert_allclose(t.final_value, np.where(truncated, (1 - GAMMA ** (end - 5)) / (1 - GAMMA), 0), rtol=1e-5)
-    np.testing.assert_allclose(last_value, value_of_count(None, obs), rtol=1e-6)
+    np.testing.assert_allclose(last_value, value_of_count(None, chunk.obs), rtol=1e-6)
 
 
 def test_rollout_hands_on_what_it_saw(counted):
     """Observations follow each other in their own dtype, and the sums count the episodes."""
-    (_, obs, t, _, (seen, measured), sums), _ = counted
+    (chunk, t, _, sums), _ = counted
     assert t.obs.dtype == np.uint32
     done = t.terminated | t.truncated
-    following = np.concatenate([t.obs[1:], obs[None]])
+    following = np.concatenate([t.obs[1:], chunk.obs[None]])
     np.testing.assert_array_equal(following[~done], (t.obs + np.array([1, 0, 0, 0], np.uint32))[~done])
     assert (following[done][:, 0] == 0).all()
     length = t.obs[..., 0][done] + 1.0
     success = (t.terminated & (t.obs[..., 1] % 2 == 0))[done]
     np.testing.assert_allclose(sums, [done.sum(), length.sum(), length.sum(), success.sum()])
-    assert measured.logits.shape == (24, 32, 2)
-    np.testing.assert_array_equal(seen, t.obs)
     np.testing.assert_allclose(t.log_prob, np.log(0.5), rtol=1e-6)
 
 
@@ -391,17 +388,17 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
     size, space = 64, NARROW
     args = replace(ARGS, num_minibatches=number_of_minibatches, minibatch_size=None, update_epochs=2)
     network = ppo.ActorCritic(args, space)
-    params, batch, dist = random_batch(args, network, size, space)
+    params, batch, _ = random_batch(args, network, size, space)
     learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
 
-    def run(learner, batch, dist):
+    def run(learner, batch):
         new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        return new.params, metrics | ppo.measure(args, network, learner, new, batch.obs, dist)
+        return new.params, metrics | ppo.measure_update(args, network, learner, new, sample_of(batch))
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(size).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
-    one = on_devices(run)(learner, *jax.tree.map(lambda x: x[shares], (batch, dist)))
-    eight = on_devices(run, 8, (P(), P("device"), P("device")))(learner, batch, dist)
+    one = on_devices(run)(learner, jax.tree.map(lambda x: x[shares], batch))
+    eight = on_devices(run, 8, (P(), P("device")))(learner, batch)
     assert differ(one[0], params)
     leaves_close(eight[0], one[0], atol=1e-5)
     leaves_close(eight[1], one[1], rtol=1e-3, atol=1e-5)
@@ -423,6 +420,15 @@ def test_target_kl_stops_after_the_epoch_that_exceeds_it():
 # What is measured
 
 
+def sample_of(batch):
+    """A batch [n, ...] as the sample of an update of one chunk."""
+    return ppo.Sample(jax.tree.map(lambda x: x[None], batch), None)
+
+
+def observed(obs):
+    return sample_of(ppo.Batch(jnp.asarray(obs), *[None] * 5))
+
+
 def test_measures_by_hand():
     """Norms and the exact KL over all actions, in NumPy."""
     args = replace(ARGS, num_envs=6, num_steps=4, minibatch_size=None, num_minibatches=1)
@@ -431,11 +437,10 @@ def test_measures_by_hand():
     old, new = (jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)) for seed in (0, 1))
     for params, scale in ((old, 30.0), (new, 50.0)):  # the policy head starts at nearly 0
         params["params"]["actor"]["kernel"] *= scale
-    dist = network.apply(old, obs)[0]
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
-    def run(obs, dist):
-        return ppo.measure(args, network, *learners, obs, dist)
+    def run(sample):
+        return ppo.measure_update(args, network, *learners, sample)
 
     def probabilities(params):
         parts = np.split(np.asarray(network.apply(params, obs)[0].logits, np.float64), [2], axis=-1)
@@ -443,7 +448,7 @@ def test_measures_by_hand():
 
     pairs = zip(probabilities(old), probabilities(new), strict=True)
     exact_kl = sum((p * np.log(p / q)).sum(-1).mean() for p, q in pairs)
-    metrics = on_devices(run)(obs, dist)
+    metrics = on_devices(run)(observed(obs))
     assert exact_kl > 0.01
     np.testing.assert_allclose(metrics["outer/kl"], exact_kl, rtol=1e-3)
     np.testing.assert_allclose(metrics["outer/ddr"], 24 / exact_kl, rtol=1e-3)
@@ -466,9 +471,8 @@ def test_a_parameter_that_is_not_finite_is_reported():
     obs = jnp.ones((4, 3))
     params = network.init(jax.random.key(0), obs)
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
-    dist = network.apply(params, obs)[0]
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
-    run = lambda new: ppo.measure(args, network, old, new, obs, dist)  # noqa: E731
+    run = lambda new: ppo.measure_update(args, network, old, new, observed(obs))  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
 
 
@@ -489,7 +493,7 @@ def test_the_loss_sees_each_transition_exactly_as_the_behaviour_policy_did(kind)
     assert 1 < states[-1].learner.obs_stats.mean[0] < 5
 
     def run(learner, environments):
-        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[2]
+        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[1]
 
     chunk = jax.tree.map(lambda x: x[0], states[-1].environments)
     t = jax.device_get(on_devices(run)(states[-1].learner, chunk))
@@ -651,33 +655,33 @@ def test_kl_is_that_of_the_policies_before_and_after_the_update():
         assert new.update == old.update + 1
 
 
-def test_the_sample_for_the_kl_is_bounded(monkeypatch, counted):
-    monkeypatch.setattr(ppo, "KL_SAMPLE", 24 * 5)
-    env, args = envs.VectorEnv(Counter(ends=(9,), limit=5), 32), COUNTED
-
-    def run(key):
-        env_state, obs = env.reset(key)
-        environments = ppo.Environments(env_state, obs, None)
-        return ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, key)[4]
-
-    seen, measured = jax.eval_shape(on_devices(run), jax.random.key(0))
-    assert seen.shape == (24, 5, 4) and measured.logits.shape == (24, 5, 2)
+@pytest.mark.parametrize("chunks, devices, rows", [(1, 1, 24), (2, 1, 12), (2, 2, 6), (16, 2, 1)])
+def test_the_sample_has_as_many_rows_of_each_chunk_and_device(monkeypatch, chunks, devices, rows):
+    """24 in all, but at least one of each. Noise draws every observation anew."""
+    monkeypatch.setattr(ppo, "SAMPLE", 24)
+    args = replace(
+        ARGS, num_envs=32, num_rollout_chunks=chunks, num_devices=devices, num_minibatches=16, minibatch_size=None,
+        total_timesteps=256 * 4,
+    )  # fmt: skip
+    training = Training(Noise(Discrete((3,))), args)
+    sample = training.step(training.init(training.keys))[2]
+    obs = np.asarray(sample.batch.obs)
+    assert obs.shape == (chunks, rows * devices, 3) and len(np.unique(obs[..., 1])) == chunks * rows * devices
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_sampled_observations_stay_with_their_distributions(monkeypatch, chunks):
-    """Before anything is learned the policies are the same, so a KL would be that of observations mixed up. The sample
-    is spread: of 8 environments in a chunk every second one."""
-    monkeypatch.setattr(ppo, "KL_SAMPLE", 8 * 4 * chunks)
+def test_before_anything_is_learned_the_kl_is_0(chunks):
+    """Also where observations are normalised, by statistics that the update changes."""
     args = replace(
         ARGS, num_envs=8 * chunks, num_rollout_chunks=chunks, num_minibatches=4, minibatch_size=None,
-        learning_rate=1e-30,
+        learning_rate=1e-30, norm_obs=True,
     )  # fmt: skip
     training = Training(Noise(Discrete((3,))), args)
     state = training.init(training.keys)
     state.learner.params["params"]["actor"]["kernel"] *= 300  # the policy head starts at nearly 0
-    state, metrics, _ = training.step(state)
-    assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
+    for _ in range(2):
+        state, metrics, _ = training.step(state)
+        assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
 
 
 def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
@@ -697,17 +701,6 @@ def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
         assert len(np.unique(state.environments.obs[..., 0])) == 16
 
 
-def test_the_sample_is_spread_over_the_environments(monkeypatch):
-    monkeypatch.setattr(ppo, "KL_SAMPLE", 24 * 4)
-    env, args = envs.VectorEnv(Counter(ends=(99,), limit=999), 32), COUNTED
-
-    def run(key):
-        environments = ppo.Environments(*env.reset(key, stagger=31), None)
-        return ppo.rollout(args, env, Stub(value_of_count), NOBODY, environments, key)[4][0][0, :, 0]
-
-    np.testing.assert_array_equal(on_devices(run)(jax.random.key(0)), [0, 8, 16, 24])
-
-
 def test_sizes_beyond_32_bits_can_be_measured():
     args = replace(
         ARGS, num_envs=2**22, num_steps=2**10, minibatch_size=2**20, num_minibatches=None, total_timesteps=2**32
@@ -715,9 +708,9 @@ def test_sizes_beyond_32_bits_can_be_measured():
     network = ppo.ActorCritic(args, Discrete((2,)))
     obs = jnp.ones((4, 3))
     params = network.init(jax.random.key(0), obs)
-    learner, dist = ppo.Learner(params, None, None, None), network.apply(params, obs)[0]
-    run = on_devices(lambda learner, dist: ppo.measure(args, network, learner, learner, obs, dist)["outer/ddr"])
-    assert jax.eval_shape(run, learner, dist).shape == ()
+    learner = ppo.Learner(params, None, None, None)
+    run = on_devices(lambda learner: ppo.measure_update(args, network, learner, learner, observed(obs))["outer/ddr"])
+    assert jax.eval_shape(run, learner).shape == ()
 
 
 def test_more_minibatches_than_environments():
@@ -743,7 +736,7 @@ def test_booleans_are_kept_as_bits_and_seen_as_they_were():
     assert all(abs(row["losses/approx_kl"]) < 1e-7 and row["outer/kl"] > 1e-7 for row in metrics)
 
     def run(learner, environments):
-        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[2]
+        return ppo.rollout(args, training.env, training.network, learner, environments, jax.random.key(0))[1]
 
     chunk = jax.tree.map(lambda x: x[0], states[-1].environments)
     t = on_devices(run)(states[-1].learner, chunk)
@@ -758,7 +751,7 @@ def test_booleans_are_kept_as_bits_and_seen_as_they_were():
 
 
 def parse(*flags):
-    return apply_scaling(tyro.cli(ppo.Args, args=["--total-timesteps", str(2**28), *flags]))
+    return apply_scaling(parse_flags(ppo.Args, "", ["--total-timesteps", str(2**28), *flags]))
 
 
 @pytest.mark.parametrize(

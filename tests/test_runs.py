@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,35 +20,24 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from common import hardware, plots, runs, tracking
-from common.arguments import UsageError
-from common.checkpoints import Checkpoints, checkpoint_updates, load
+from common.run import devices, plots, run as runs, tracking
+from common.run.arguments import Positive, RunArgs, Steps, UsageError
+from common.run.checkpoints import Checkpoints, checkpoint_updates, load_learner, restore_newest
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(RunArgs):
     env_id: str = "suite/Toy-v0"
     seed: int = 1
     num_seeds: int = 1
-    total_timesteps: int = 1000
+    total_timesteps: Steps = 1000
+    num_envs: int = 100
+    num_steps: int = 1
     hidden_sizes: tuple[int, ...] = (8, 8)
-    learning_rate: float = 0.1
-    runs_dir: str = "runs"
-    run_name: str | None = None
-    resume: str | None = None
-    init_from: str | None = None
-    checkpoint_every: int = 0
+    learning_rate: Positive[float] = 0.1
+    wandb_mode: Literal["online", "offline"] = "offline"
+    num_eval_episodes: int = 0
     keep_checkpoints: int = 0
-    log_every: int = 1
-    track: bool = False
-    wandb_project_name: str = "toy"
-    wandb_entity: str | None = None
-    wandb_mode: str = "offline"
-    halt_on_nan: bool = True
-
-    def __post_init__(self):
-        if self.learning_rate <= 0:
-            raise UsageError(f"--learning-rate {self.learning_rate}: must be greater than 0")
 
 
 class State(NamedTuple):
@@ -75,22 +64,54 @@ def step(state):
     return State(params, key, update), metrics
 
 
-def train(args, num_updates=10, stop_after=None, steps_per_update=100):
+class Player:
+    """Scores of no player at all."""
+
+    def __init__(self):
+        self.asked = []
+
+    def scores(self, learner, update):
+        self.asked.append(update)
+        return {"eval/episodic_return": np.float32(update)}
+
+
+def train(args, stop_after=None, player=None):
     """The loop as the scripts write it. `stop_after` kills the process, as far as the files show."""
-    args = runs.open_args(args, __file__)
-    run = runs.Run(args, __file__, num_updates=num_updates, steps_per_update=steps_per_update)
-    state, start = run.restore(initial_state())
+    args = runs.begin(args, __file__)
+    run = runs.Run(args, __file__)
+    state = run.restore(initial_state())
     with run:
-        for update in range(start + 1, num_updates + 1):
+        run.evaluate_if_due(run.done, player, state)
+        for update in run.updates():
             state, metrics = step(state)
             run.log(update, metrics)
-            if run.should_stop or run.checkpoint_due(update):
-                run.save(update, state)
-            if run.should_stop or update == stop_after:
+            run.save_if_due(update, state)
+            if update == stop_after:
                 break
+            run.evaluate_if_due(update, player, state)
     if stop_after is None:
         run.finish()
     return run.path, state
+
+
+def run_of(args, num_updates, steps_per_update=1, **changed):
+    """A run of so many updates of so many steps."""
+    sizes = {"num_envs": 1, "num_steps": 1, "total_timesteps": num_updates * steps_per_update}
+    sizes["num_envs" if steps_per_update < 2**31 else "num_steps"] = min(steps_per_update, 2**31 - 1)
+    return Sized(dataclasses.replace(args, **sizes, **changed), steps_per_update, num_updates)
+
+
+class Sized(runs.Run):
+    """Of any number of steps per update, whatever fits into a flag."""
+
+    def __init__(self, args, steps_per_update, num_updates):
+        super().__init__(args, __file__)
+        self.steps_per_update, self.num_updates = steps_per_update, num_updates
+
+
+def loaded(path, like, update=None):
+    updates = checkpoint_updates(path / "checkpoints") if update is None else [update]
+    return restore_newest(path, updates, like, "", partial=True)[0]
 
 
 @pytest.fixture
@@ -124,28 +145,30 @@ def test_folder_holds_what_is_needed_to_repeat_the_run(args):
 
 
 def test_two_runs_in_the_same_second_do_not_clash(args):
-    assert len({runs.Run(args, __file__, 1, 1).path for _ in range(3)}) == 3
+    assert len({runs.Run(args, __file__).path for _ in range(3)}) == 3
 
 
 def test_usage_errors_of_the_folder(args, tmp_path):
     named = dataclasses.replace(args, run_name="mine")
-    path = runs.Run(named, __file__, 1, 1).path
-    with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
-        runs.Run(named, __file__, 1, 1)
-    with pytest.raises(UsageError, match=r"--run-name '\.\./mine': must be a plain"):
-        runs.Run(dataclasses.replace(args, run_name="../mine"), __file__, 1, 1)
+    path = runs.Run(named, __file__).path
+    for refuse in (runs.begin, runs.Run):  # also where another one makes it in between
+        with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
+            refuse(named, __file__)
+    for name in ("../mine", "x" * 300, "ä" * 150):
+        with pytest.raises(UsageError, match=rf"--run-name '{re.escape(name)}': must be a plain"):
+            runs.begin(dataclasses.replace(args, run_name=name), __file__)
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/below"):
         with pytest.raises(UsageError, match=r"--runs-dir .*file.*cannot make"):
-            runs.Run(dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__, 1, 1)
+            runs.Run(dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__)
 
 
 def test_resume_takes_the_arguments_of_the_run(args):
-    path, _ = train(dataclasses.replace(args, hidden_sizes=(3, 5), checkpoint_every=5))
-    resumed = runs.open_args(Args(resume=str(path), track=True), __file__)
+    path, _ = train(dataclasses.replace(args, hidden_sizes=(3, 5), checkpoint_every=5), stop_after=5)
+    resumed = runs.begin(Args(resume=str(path), track=True), __file__)
     assert resumed.hidden_sizes == (3, 5) and resumed.checkpoint_every == 5
     assert resumed.track and resumed.resume == str(path)
-    assert runs.open_args(args, __file__) is args
+    assert runs.begin(args, __file__) is args
 
 
 def test_usage_errors_of_resume(args, tmp_path):
@@ -153,14 +176,14 @@ def test_usage_errors_of_resume(args, tmp_path):
 
     def refused(match, script=__file__, **given):
         with pytest.raises(UsageError, match=match):
-            runs.open_args(Args(**given), script)
+            runs.begin(Args(**given), script)
 
     refused("--resume .*: not the folder of a run", resume=str(tmp_path))
     refused("made by test_runs.py, this is pqn.py", resume=str(path), script="pqn.py")
     refused("with --seed, --learning-rate: .*--init-from", resume=str(path), learning_rate=0.2, seed=3)
     record = json.loads((path / "args.json").read_text())
     (path / "args.json").write_text(json.dumps({**record, "args": {**record["args"], "new_flag": 1}}))
-    refused("this test_runs.py has no --new-flag", resume=str(path))
+    refused("this script has no --new-flag; it was made by test_runs.py", resume=str(path))
     (path / "args.json").write_text(json.dumps(record))
     (path / "checkpoints/10").rename(path / "checkpoints/10.orbax-checkpoint-tmp")
     refused("there is no checkpoint", resume=str(path))
@@ -172,28 +195,30 @@ TOY = f"""
 import dataclasses, sys, time
 sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
 import test_runs
-from common import runs
+from common.run import run as runs
+
+@dataclasses.dataclass(frozen=True)
+class Args(test_runs.Args):
+    total_timesteps: test_runs.Steps = 100_000 * 2**20
+    num_envs: int = 2**20
 
 def slow_train(args):
-    args = runs.open_args(args, __file__)
-    run = runs.Run(args, __file__, num_updates=100_000, steps_per_update=2**20)
-    state, start = run.restore(test_runs.initial_state())
+    args = runs.begin(args, __file__)
+    run = runs.Run(args, __file__)
+    state = run.restore(test_runs.initial_state())
     with run:
-        for update in range(start + 1, 100_001):
+        for update in run.updates():
             state, metrics = test_runs.step(state)
             run.log(update, metrics)
             time.sleep(0.01)
-            if run.should_stop or run.checkpoint_due(update):
-                run.save(update, state)
-            if run.should_stop:
-                break
+            run.save_if_due(update, state)
     run.finish()
 
 def diverge(args):
-    raise runs.Diverged(17, runs.Path("runs/x/checkpoints/10"))
+    raise runs.Diverged(17, runs.Path("runs/x/checkpoints/10"), "--init-from")
 
 if __name__ == "__main__":
-    runs.main(diverge if "--seed=17" in sys.argv else slow_train, test_runs.Args)
+    runs.main(diverge if "--seed=17" in sys.argv else slow_train, Args)
 """
 
 
@@ -217,9 +242,9 @@ def toy(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--learning-rate=-1"], 2, "toy.py: error: --learning-rate -1.0: must be greater than 0\n"),
+        (["--learning-rate=-1"], 2, "toy.py: error: --learning-rate -1.0: must be a finite number greater than 0\n"),
         (["--resume=no"], 2, "toy.py: error: --resume no: not the folder of a run (no args.json that can be read)\n"),
-        (["--seed=17"], 1, "toy.py: " + str(runs.Diverged(17, Path("runs/x/checkpoints/10"))) + "\n"),
+        (["--seed=17"], 1, "toy.py: " + str(runs.Diverged(17, Path("runs/x/checkpoints/10"), True)) + "\n"),
     ],
 )
 def test_main_says_one_line(toy, flags, code, said):
@@ -228,7 +253,7 @@ def test_main_says_one_line(toy, flags, code, said):
     assert (errors, process.returncode) == (said, code)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number):
     process = toy("--run-name", "x")
     metrics = tmp_path / "runs/x/metrics.jsonl"
@@ -242,10 +267,10 @@ def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number):
     assert [line["update"] for line in lines] == list(range(1, update + 1))
     assert lines[-1]["global_step"] == update * 2**20
     assert "stopping after this update, saving ..." in errors
-    assert f"stopped after update {update}; to go on: python toy.py --resume runs/x" in errors
+    newest = f"the newest checkpoint is that of update {update}"
+    assert f"stopped; {newest}; to go on: python toy.py --resume runs/x" in errors
     assert "final_return" in output
-    restored = load(str(tmp_path / "runs/x"), initial_state())
-    assert restored.update == update
+    assert loaded(tmp_path / "runs/x", initial_state()).update == update
 
 
 def test_handlers_are_given_back_and_skipped_in_threads(args):
@@ -262,7 +287,7 @@ def test_handlers_are_given_back_and_skipped_in_threads(args):
 # Checkpoints
 
 
-def test_resumed_run_equals_a_straight_one(args):
+def test_resumed_run_equals_a_straight_one(args, capsys):
     straight, state = train(args)
     broken, _ = train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)
     with open(broken / "metrics.jsonl", "a") as file:
@@ -273,7 +298,9 @@ def test_resumed_run_equals_a_straight_one(args):
     assert metrics_of(straight) == metrics_of(broken)
     times = [line["time"] for line in plots.read_lines(broken)]
     assert times == sorted(times)
-    train(Args(resume=str(broken)))  # nothing left to do
+    with pytest.raises(SystemExit) as end:  # nothing left to do
+        train(Args(resume=str(broken)))
+    assert not end.value.code and "finished already, 10 of 10 updates" in capsys.readouterr().out
     assert json.loads((broken / "summary.json").read_text())["updates"] == 10
 
 
@@ -303,12 +330,13 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(args, damage, capsy
     same(state, resumed_state)
     assert metrics_of(straight) == metrics_of(path)
     assert checkpoint_updates(path / "checkpoints") == [3, 6, 9, 10]
-    assert load(f"{path}@6", initial_state()).update == 6  # saved anew
+    assert loaded(path, initial_state(), 6).update == 6  # saved anew
 
 
 def test_no_intact_checkpoint(args):
     path, _ = train(args)
     damage_by_truncating(path / "checkpoints/10")
+    (path / "summary.json").unlink()
     with pytest.raises(UsageError, match=r"--resume .* no intact checkpoint among updates 10"):
         train(Args(resume=str(path)))
 
@@ -333,7 +361,7 @@ def test_donated_buffers_do_not_reach_a_checkpoint(tmp_path):
             state, value = increment(state), value + 1
     checkpoints.wait()
     for update, wanted in saved.items():
-        restored = load(f"{tmp_path / 'run'}@{update}", state)
+        restored = loaded(tmp_path / "run", state, update)
         assert all((np.asarray(leaf) == wanted).all() for leaf in jax.tree.leaves(restored))
 
 
@@ -355,11 +383,12 @@ def check_sharded_round_trip(folder):
         "nothing": (None, ()),
         "flags": jnp.array([True, False]),
     }
-    run = runs.Run(Args(runs_dir=folder), __file__, 1, 1)
-    run.save(1, state)
+    run = runs.Run(Args(runs_dir=folder), __file__)
+    run.checkpoints.save(1, state)
+    run.checkpoints.wait()
     like = jax.tree.map(lambda x: jax.device_put(jnp.zeros_like(x), x.sharding), {**state, "key": None, "keys": None})
     like["key"], like["keys"] = (jax.device_put(state[k], state[k].sharding) for k in ("key", "keys"))
-    restored = load(str(run.path), like)
+    restored = loaded(run.path, like)
     same(state, restored)
     assert jax.tree.all(jax.tree.map(lambda x, y: x.sharding == y.sharding and x.dtype == y.dtype, state, restored))
 
@@ -371,24 +400,44 @@ def test_typed_keys_and_shardings_round_trip(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_load_and_its_usage_errors(args):
-    path, state = train(dataclasses.replace(args, checkpoint_every=4, learning_rate=0.5))
-    same(load(str(path), initial_state()), state)
-    assert load(f"{path}@4", initial_state()).update == 4
-    same(load(str(path), {"params": initial_state().params})["params"], state.params)
+class Learner(NamedTuple):
+    params: dict
+    proximal: dict | None = None
 
-    def refused(source, match, like=None):
+
+class Learning(NamedTuple):
+    learner: Learner
+
+
+def test_load_learner_and_its_usage_errors(args):
+    run = run_of(args, 2, checkpoint_every=1, learning_rate=0.5)
+    learners = [Learner({"kernel": jnp.full((4, 3), float(i))}) for i in range(3)]
+    with run:
+        for update in (1, 2):
+            run.log(update, {"losses/x": jnp.float32(1)})
+            run.save_if_due(update, Learning(learners[update]))
+    like, path = learners[0], run.path
+    load = lambda source, like, **flags: load_learner(Args(init_from=source, **flags), like, ("hidden_sizes",))  # noqa: E731
+    same(load(str(path), like), learners[2])
+    same(load(f"{path}@1", like), learners[1])
+
+    def refused(source, match, like=like, **flags):
         with pytest.raises(UsageError, match=match):
-            load(source, like or initial_state(), Args())
+            load(source, like, **flags)
 
     refused("nowhere", "--init-from nowhere: not the folder of a run")
-    refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 4, 8, 10")
-    shapes = r"params/actor/0/kernel is \(4, 3\) there, \(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
-    refused(str(path), shapes, initial_state(size=5))
-    refused(str(path), "extra is missing there", {"extra": jnp.zeros(3)})
-    refused(str(path), "update is int32 there, float32 here", initial_state()._replace(update=jnp.zeros(())))
-    damage_by_deleting(path / "checkpoints/8")
-    refused(f"{path}@8", "no intact checkpoint among updates 8")
+    refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 1, 2")
+    refused(str(path), "was trained with --hidden-sizes .*, which cannot change", hidden_sizes=(3,))
+    shapes = r"learner/params/kernel is \(4, 3\) there, \(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
+    refused(str(path), shapes, Learner({"kernel": jnp.zeros((5, 3))}))
+    refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
+    refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
+    both = Learner(like.params, proximal={"kernel": jnp.zeros((4, 3))})
+    refused(str(path), "learner/proximal/kernel is missing there", both)
+    lacking = load_learner(Args(init_from=str(path)), both, (), may_lack="proximal")
+    assert lacking.proximal is None and (lacking.params["kernel"] == 2).all()
+    damage_by_deleting(path / "checkpoints/1")
+    refused(f"{path}@1", "no intact checkpoint among updates 1")
 
 
 def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
@@ -396,7 +445,7 @@ def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
     import resource
 
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
-    run = runs.Run(dataclasses.replace(args, checkpoint_every=1), __file__, num_updates=4, steps_per_update=1)
+    run = run_of(args, 4, checkpoint_every=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with run:
@@ -404,7 +453,7 @@ def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
                 full = update in (1, 4)
                 run.log(update, {"losses/x": jnp.float32(update)})
                 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if full else limits[0], limits[1]))
-                run.save(update, big)
+                run.save_if_due(update, big)
                 while update < 4 and run.checkpoints._manager.is_saving_in_progress():
                     time.sleep(0.01)  # the first one fails in the background, for the next save to find
     finally:
@@ -421,7 +470,7 @@ def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
 
 
 def test_a_metrics_file_that_cannot_be_written_warns_once(args, capsys):
-    run = runs.Run(args, __file__, num_updates=3, steps_per_update=1)
+    run = run_of(args, 3)
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     with run:
         for update in (1, 2, 3):
@@ -445,7 +494,7 @@ class Slow:
 
 def test_log_fetches_one_update_late(args):
     fetched, seen = [], []
-    run = runs.Run(args, __file__, num_updates=3, steps_per_update=2**31)
+    run = run_of(args, 3, 2**31)
     with run:
         for update in (1, 2, 3):
             run.log(update, {"losses/x": Slow(update, fetched)})
@@ -461,14 +510,15 @@ def test_log_every_pools_by_hand_computed_values(args):
     returns = [[1.0, 5.0], [nan, 7.0], [4.0, nan], [8.0, 2.0], [6.0, nan]]
     episodes = [[1, 2], [0, 2], [3, 0], [1, 1], [2, 0]]
     losses = [[1.0, nan], [2.0, nan], [6.0, nan], [np.inf, 1.0], [3.0, nan]]
-    run = runs.Run(dataclasses.replace(args, log_every=3, num_seeds=2), __file__, num_updates=5, steps_per_update=10)
+    run = run_of(args, 5, 10, log_every=3, num_seeds=2)
     with run:
         for i in range(5):
             rows = {"charts/episodic_return": returns[i], "charts/num_episodes": episodes[i], "losses/x": losses[i]}
             rows |= {"charts/new_solve_rate": returns[i], "charts/new_num_episodes": episodes[i]}
             run.log(i + 1, {key: jnp.array(value) for key, value in rows.items()})
             if i == 1:
-                run.log_now(2, lambda: {"eval/episodic_return": jnp.float32(9)})
+                with run.aside():
+                    run.write(2, {"eval/episodic_return": jnp.float32(9)})
     evaluation, first, last = metrics_of(run.path)
     assert evaluation == {"update": 2, "global_step": 20, "eval/episodic_return": 9}
     # (1·1 + 4·3) / 4 and (5·2 + 7·2) / 4; (1 + 2 + 6) / 3
@@ -482,7 +532,7 @@ def test_log_every_pools_by_hand_computed_values(args):
 
 
 def test_lines_reach_the_file_at_once(args):
-    run = runs.Run(args, __file__, num_updates=9, steps_per_update=1)
+    run = run_of(args, 9)
     with run:
         run.log(1, {"losses/x": jnp.float32(1)})
         run.log(2, {"losses/x": jnp.float32(2)})
@@ -495,86 +545,67 @@ def test_speed_leaves_out_evaluation_and_checkpoints(args, monkeypatch):
     def takes(seconds):
         clock[0] += seconds
 
-    class Evaluation:
-        def __array__(self, dtype=None, copy=None):
+    class Slowly:
+        def scores(self, learner, update):
             takes(10)
-            return np.float32(0)
+            return {"eval/x": np.float32(0)}
 
     monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    run = runs.Run(args, __file__, num_updates=4, steps_per_update=100)
+    run = run_of(args, 4, 100, checkpoint_every=3, eval_every=2, num_eval_episodes=1)
     monkeypatch.setattr(run.checkpoints, "save", lambda update, state: takes(20))
     takes(30)  # compiling
     with run:
         for update in range(1, 5):
             takes(0.5)
             run.log(update, {"losses/x": jnp.float32(1)})
-            if update == 2:
-                run.log_now(update, lambda: {"eval/x": Evaluation()})
-            if update == 3:
-                run.save(update, None)
+            run.save_if_due(update, None)
+            run.evaluate_if_due(update, Slowly(), None)
     lines = [line for line in plots.read_lines(run.path) if "charts/SPS" in line]
     # A line's update ends with its fetch: these are the updates alone, without the 30, 10 and 20 seconds beside them.
     assert sum(100 / line["charts/SPS"] for line in lines if line["charts/SPS"] < 1e6) == pytest.approx(2.0)
 
 
-def test_speed_leaves_out_what_comes_after_a_wait(args, monkeypatch):
+def test_speed_leaves_out_what_is_done_aside(args, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    run = runs.Run(args, __file__, num_updates=2, steps_per_update=100)
+    run = run_of(args, 2, 100)
     with run:
         for update in (1, 2):
             clock[0] += 0.5
             run.log(update, {"losses/x": jnp.float32(1)})
-            run.wait()
-            clock[0] += 40  # a search for levels
-            run.log_now(update, lambda: {"search/x": np.float32(1)})
+            with run.aside():
+                clock[0] += 40  # a search for levels
+                run.write(update, {"search/x": np.float32(1)})
     lines = plots.read_lines(run.path)
     assert [line.get("charts/SPS") for line in lines] == [200, None, 200, None]
-
-
-def test_histograms_are_written_sent_drawn_and_dropped_with_their_update(args, monkeypatch):
-    sent = []
-
-    def init(**_):
-        return types.SimpleNamespace(log=lambda values, step: sent.append((step, values)), finish=lambda: None)
-
-    fake_wandb(monkeypatch, init)
-    sys.modules["wandb"].Histogram = lambda np_histogram: [np.asarray(x).tolist() for x in np_histogram]
-    path, _ = train(dataclasses.replace(args, checkpoint_every=5, track=True))
-    run = runs.Run(dataclasses.replace(args, resume=str(path), track=True), __file__, 10, 100)
-    with run:
-        for update in (5, 6):
-            run.histogram(update, "rates", np.array([[1, 2], [3, 4]]), [0.0, 0.5, 1.0])
-    lines = plots.read_lines(path, "histograms.jsonl")
-    assert [line["update"] for line in lines] == [5, 6] and lines[0]["counts"] == [[1, 2], [3, 4]]
-    assert sent[-1][1] == {"rates": [[4, 6], [0.0, 0.5, 1.0]]}
-    plots.draw_histograms(path, path / "rates.png")
-    assert (path / "rates.png").stat().st_size > 5000
-    shutil.rmtree(path / "checkpoints" / "10")
-    runs.Run(dataclasses.replace(args, resume=str(path)), __file__, 10, 100).restore(initial_state())
-    assert [line["update"] for line in plots.read_lines(path, "histograms.jsonl")] == [5]
-    plots.draw_histograms(args.runs_dir, path / "none.png")
-    assert not (path / "none.png").exists()
 
 
 @pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])
 def test_nan_is_never_saved(args, when):
     bad = {"at the save": 6, "one update later": 5, "at the end": 10}[when]
-    run = runs.Run(dataclasses.replace(args, checkpoint_every=3), __file__, num_updates=11, steps_per_update=1)
+    run = run_of(args, 11, checkpoint_every=3)
     with pytest.raises(runs.Diverged) as diverged, run:
         for update in range(1, bad + 1 if when == "at the end" else 12):
             run.log(update, {"losses/x": jnp.float32(1), "finite": jnp.array([True, update < bad])})
-            if run.checkpoint_due(update):
-                run.save(update, initial_state())
+            run.save_if_due(update, initial_state())
     newest = 9 if when == "at the end" else 3
     assert max(checkpoint_updates(run.path / "checkpoints")) == newest
     said = str(diverged.value)
     assert said.startswith(f"update {bad}: ") and f"--init-from {run.path}@{newest}" in said
     lines = plots.read_lines(run.path)
     assert lines[-1]["update"] == bad and "finite" not in lines[-1]
-    going_on = runs.Run(dataclasses.replace(args, halt_on_nan=False), __file__, num_updates=1, steps_per_update=1)
-    with going_on:
-        going_on.log(1, {"losses/x": jnp.float32(np.nan), "finite": jnp.bool_(False)})
+
+
+def test_a_run_that_goes_on_after_nan_says_so_at_its_end(args, capsys):
+    run = run_of(args, 3, halt_on_nan=False, num_seeds=2)
+    with run:
+        for update in (1, 2, 3):
+            run.log(update, {"losses/x": jnp.float32(1), "finite": jnp.array([True, update < 2])})
+    run.finish()
+    said = capsys.readouterr()
+    assert "since update 2 parameters or losses are not finite" in said.err
+    assert "not_finite_since_update  2" in said.out
+    assert json.loads((run.path / "summary.json").read_text())["not_finite_since_update"] == 2
 
 
 # wandb
@@ -617,7 +648,8 @@ def test_wandb_gets_every_line_in_order(args, monkeypatch):
         return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
 
     fake_wandb(monkeypatch, init)
-    run = runs.Run(dataclasses.replace(args, track=True, num_seeds=2), __file__, num_updates=2, steps_per_update=2**31)
+    groups = {"wandb_group": "seeds", "wandb_tags": ("a", "b"), "wandb_job_type": "train"}
+    run = run_of(args, 2, 2**31, track=True, num_seeds=2, **groups)
     with run:
         for update in (1, 2):
             run.log(update, {"charts/x": jnp.array([1.0, np.nan]), "losses/y": jnp.array([1.0, 3.0])})
@@ -627,16 +659,19 @@ def test_wandb_gets_every_line_in_order(args, monkeypatch):
     assert values["losses/y"] == 2 and "seed_0/losses/y" not in values
     record = json.loads((run.path / "args.json").read_text())
     assert settings["id"] == record["wandb_id"] and settings["resume"] == "allow"
-    assert settings["config"]["learning_rate"] == 0.1 and "jax" in settings["config"]["versions"]
+    config = settings["config"]
+    assert config["learning_rate"] == 0.1 and "jax" in config["versions"] and config["script"] == "test_runs"
+    assert config["command"] == record["command"] and config["git_commit"] == record["git_commit"]
+    assert (settings["group"], settings["tags"], settings["job_type"]) == ("seeds", ("a", "b"), "train")
 
 
 def test_wandb_offline_and_video(args):
     pytest.importorskip("wandb")
-    run = runs.Run(dataclasses.replace(args, track=True), __file__, num_updates=2, steps_per_update=10)
+    run = run_of(args, 2, 10, track=True, capture_video=True)
     with run:
         for update in (1, 2):
             run.log(update, {"losses/x": jnp.float32(update)})
-        run.video("eval/first", lambda: [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(5)], fps=10)
+        run.film_if_asked(lambda: {"eval/first": lambda: [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(5)]})
     (gif,) = run.path.glob("videos/*.gif")
     assert gif.name == "eval-first.gif"
     (folder,) = run.path.glob("wandb/offline-run-*")
@@ -667,17 +702,17 @@ def make_run(folder, name, seeds=3, **changed):
 def test_draw_makes_a_picture(tmp_path):
     paths = [make_run(tmp_path, "a", hidden_sizes=(64, 64)), make_run(tmp_path, "bb", learning_rate=0.05, seed=2)]
     records = [json.loads((path / "args.json").read_text()) for path in paths]
-    assert plots.labels(records, paths) == [
-        "hidden_sizes = [64, 64], learning_rate = 0.1",
-        "hidden_sizes = [8, 8], learning_rate = 0.05",
-    ]
+    assert plots.labels(records, paths) == ["hidden_sizes = [64, 64]", "hidden_sizes = [8, 8]"]
     assert plots.labels([records[0]] * 2, paths) == ["a", "bb"]
-    command = [sys.executable, "-m", "common.plots", *map(str, paths), "--out", str(tmp_path / "both.png")]
+    other = {**records[0], "args": {**records[0]["args"], "learning_rate": 0.3, "seed": 5}}
+    three = plots.labels([*records, other], [*paths, "c"])
+    assert three == [f"learning_rate = {rate}" for rate in (0.1, 0.05, 0.3)]
+    command = [sys.executable, "-m", "common.run.plots", *map(str, paths), "--out", str(tmp_path / "both.png")]
     subprocess.run([*command, "--title", "Two runs"], check=True, cwd=Path(__file__).parents[1])
     import matplotlib.image
 
     height, width, _ = matplotlib.image.imread(tmp_path / "both.png").shape
-    assert width > 2 * height > 600
+    assert width > 1.5 * height > 600
     plots.draw(paths[:1], tmp_path / "one.png", keys=["charts/SPS"])
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -701,11 +736,11 @@ def test_compilation_cache_honours_the_user(monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     try:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-        hardware.enable_compilation_cache()
+        devices.enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir == before
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-        hardware.enable_compilation_cache()
+        devices.enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir == "/xdg/ppo-scaling/jax"
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

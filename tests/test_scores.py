@@ -10,7 +10,7 @@ import pytest
 import tyro
 from conftest import write_run
 
-from common.arguments import UsageError
+from common.run.arguments import UsageError
 from experiments import scores
 from experiments.grid import Cell
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = {path.stem: ast.parse(path.read_text()) for path in sorted(ROOT.glob("*.py"))}
+NAMES = ("ppo", "ppo_ewma", "pqn", "sfl_kinetix", "stochastic_opt", "figures")  # not what a user has copied from them
+SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
 PROXIMAL = "carries the proximal policy"
@@ -17,8 +18,9 @@ Q_DIFFERENT = {
     **dict.fromkeys(
         ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
     ),
-    **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "measure", "update"), Q),
-    **dict.fromkeys(("init_state", "build", "train", "plasticity"), Q),
+    **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "update"), Q),
+    "measure_update": Q,
+    **dict.fromkeys(("init_state", "build", "train", "measure_plasticity"), Q),
 }
 TABLES = "the defaults of Beukman et al. 2026, tables 2 and 3"
 LEVELS = "environments begin anew in each update, on levels of their own; observations are not normalised"
@@ -26,9 +28,9 @@ SFL_DIFFERENT = {
     **dict.fromkeys(("Args.total_timesteps", "Args.num_steps", "Args.gamma", "Args.update_epochs"), TABLES),
     **dict.fromkeys(("Args.minibatch_size", "Args.learning_rate"), TABLES),
     **dict.fromkeys(("Args.env_id", "Args.network", "SAME"), "Kinetix's random levels and networks alone"),
-    **dict.fromkeys(("Learner", "TrainState", "forward", "rollout", "measure", "plasticity", "update"), LEVELS),
-    **dict.fromkeys(("init_state", "build"), LEVELS),
-    "Args.__post_init__": "checks its own flags, too",
+    **dict.fromkeys(("Learner", "TrainState", "forward", "rollout", "measure_update", "update"), LEVELS),
+    **dict.fromkeys(("init_state", "build", "measure_plasticity"), LEVELS),
+    "Args.__post_init__": "another size of minibatches",
     "optimise": "no statistics of observations; the proximal policy may be the behaviour policy",
     "train": "searches for levels, evaluates on several sets of them, or only evaluates",
 }
@@ -41,16 +43,15 @@ DIFFERENT = {
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
     ("pqn", "sfl_kinetix"): SFL_DIFFERENT
-    | {"Args.max_grad_norm": Q, "Batch": Q, "Transition": Q, "optimise": Q, "measure": Q},
+    | {"Args.max_grad_norm": Q, "Batch": Q, "Transition": Q, "optimise": Q, "measure_update": Q},
     ("ppo", "ppo_ewma"): {
         "Learner": PROXIMAL,
         "ppo_loss": "the decoupled objective",
         "optimise": PROXIMAL,
         "init_state": PROXIMAL,
-        "plasticity": PROXIMAL,
+        "measure_plasticity": PROXIMAL,
         "train": "--init-from takes a run of ppo.py, too",
         "Args.clip_eps": "another policy to be near",
-        "Args.__post_init__": "checks its own flags, too",
     },
     ("ppo", "pqn"): Q_DIFFERENT,
     ("ppo_ewma", "pqn"): Q_DIFFERENT | {"Learner": PROXIMAL},
@@ -131,7 +132,7 @@ def test_most_of_ppo_is_found_in_ppo_ewma():
     """So that the comparison above is of something."""
     ours, theirs = (definitions(SCRIPTS[name]) for name in ("ppo", "ppo_ewma"))
     assert ours.keys() <= theirs.keys() and len(ours) > 50
-    assert {"Encoder", "rollout", "compute_gae", "measure", "build", "ADAM", "SAME", "Args.gamma"} <= ours.keys()
+    assert {"Encoder", "rollout", "compute_gae", "measure_update", "build", "ADAM", "SAME", "Args.gamma"} <= ours.keys()
 
 
 def test_a_difference_of_any_kind_is_seen():
@@ -158,7 +159,71 @@ def test_common_knows_no_algorithm(path):
     """It imports no script, and what makes an algorithm is defined in the scripts alone."""
     tree = ast.parse(path.read_text())
     assert not imported(tree) & (SCRIPTS.keys() | {"optax"})
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not names & {"compute_gae", "ppo_loss", "optimise", "value_and_grad", "grad", "clip_eps", "gae_lambda"}
+    assert not (words(tree) | set(defined(tree))) & {
+        "compute_gae",
+        "ppo_loss",
+        "optimise",
+        "value_and_grad",
+        "grad",
+        "clip_eps",
+        "gae_lambda",
+    }
+
+
+def words(tree):
+    """The names that a piece of code uses."""
+    nodes = list(ast.walk(tree))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return used | {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def defined(tree):
+    """Name -> definition, of functions, classes and their methods. A class with bases may be called by those."""
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in [node for node in found.values() if isinstance(node, ast.ClassDef)]:
+        found |= {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+    return {name: node for name, node in found.items() if not name.startswith("_")}
+
+
+def for_one_script(modules, scripts):
+    """What is defined in these modules and used by a single script and by nothing else."""
+    found = []
+    by_script = {name: words(tree) for name, tree in scripts.items()}
+    for path, tree in modules.items():
+        for name, node in defined(tree).items():
+            users = [script for script, used in by_script.items() if name in used]
+            inside = sum(name in words(other) for other in modules.values() if other is not tree)
+            rest = ast.parse(ast.unparse(tree).replace(ast.unparse(node), "pass"))
+            if len(users) == 1 and not inside and name not in words(rest):
+                found.append(f"{path}: {name} is there for {users[0]} alone")
+    return found
+
+
+ADAPTERS = ("LevelEnv",)  # adapters of suites and wrappers of environments may be
+
+
+def test_nothing_in_common_exists_for_one_script():
+    paths = [path for path in (ROOT / "common").rglob("*.py") if "suites" not in path.parts]
+    modules = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+    wrappers = {name for tree in modules.values() for name in defined(tree) if name in ADAPTERS}
+    assert wrappers == set(ADAPTERS)
+    found = for_one_script(modules, SCRIPTS)
+    assert [line for line in found if not any(f": {name} " in line for name in ADAPTERS)] == []
+
+
+def test_what_is_there_for_one_script_is_found():
+    """A function, a class, a method; not what two use, nor what the others of its module need."""
+    module = """
+def lonely(): pass
+def shared(): pass
+def needed(): pass
+def needs(): needed()
+class Kept:
+    def lonely_method(self): self.other()
+    def other(self): pass
+"""
+    one = "from m import lonely, shared, needed, needs, Kept\nKept().lonely_method().other()"
+    two = "from m import shared, needs, Kept"
+    found = for_one_script({"m": ast.parse(module)}, {"one": ast.parse(one), "two": ast.parse(two)})
+    assert sorted(line.split()[1] for line in found) == ["lonely", "lonely_method"]

@@ -10,7 +10,6 @@ from conftest import read, write_run
 
 import figures
 import sfl_kinetix
-from common import arguments
 from experiments import grid, sfl
 from experiments.data import Data
 from experiments.sfl_runs import PRESETS
@@ -39,7 +38,7 @@ def test_the_script_accepts_the_flags(preset):
         assert args.num_updates * args.batch_size == args.total_timesteps
         for num_devices in (1,) if preset == "laptop" else (1, 8, 128):
             if args.minibatch_size % num_devices == 0:
-                assert arguments.settle_search(args, num_devices).search_batch <= args.num_candidates
+                assert sfl_kinetix.settle_search(args, num_devices).search_batch <= args.num_candidates
 
 
 @pytest.mark.parametrize("preset, least", [("laptop", 8), ("gpu", 16), ("paper", 16)])
@@ -288,7 +287,7 @@ def test_speeds_are_compared_as_factors(shown):
     shown, checks = shown("16a", "true")
     much, little = checks
     assert much.estimate == pytest.approx(np.log10(3), abs=0.005) and much.above == pytest.approx(np.log10(1.25))
-    assert little.estimate == pytest.approx(np.log10(4 / 3), abs=0.005) and little.outcome == "told"
+    assert little.estimate == pytest.approx(np.log10(4 / 3), abs=0.005) and little.outcome == "reported"
     (line,) = shown.panels[""]
     assert line.x.tolist() == [128, 1024, 4096] and line.y.shape == (3, 3) and line.kind == "points"
 

@@ -18,8 +18,10 @@ from jax.sharding import PartitionSpec as P
 import ppo
 import ppo_ewma
 import sfl_kinetix
-from common import arguments, envs, evaluation
+from common import envs
+from common.run import arguments
 from common.suites import kinetix
+from common.suites.kinetix_levels import LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic
 from sfl_kinetix import Args, Learner, Levels
 
@@ -102,9 +104,17 @@ def test_only_the_first_episodes_count_where_their_number_is_fixed():
     np.testing.assert_array_equal([successes, episodes], [[4, 0], [4, 3]])
 
 
-def test_histogram_has_every_rate_in_one_bin():
-    rates = jnp.array([0.0, 0.04, 0.06, 0.5, 0.94, 0.96, 1.0, 1.0, jnp.nan])
-    np.testing.assert_array_equal(sfl_kinetix.histogram(rates), [2, 1, 0, 0, 0, 1, 0, 0, 0, 1, 3])
+def nothing_found(args):
+    return sfl_kinetix.Found(sfl_kinetix.no_levels(args, env_of(1)), sfl_kinetix.tally(*jnp.zeros((3, 1), bool)))
+
+
+def test_a_tally_is_of_the_known_levels_and_has_every_rate_in_one_bin():
+    rates = jnp.array([0.0, 0.04, 0.06, 0.5, 0.94, 0.96, 1.0, 1.0, jnp.nan, 0.5])
+    known = jnp.isfinite(rates).at[9].set(False)
+    found = {name: x[0] for name, x in sfl_kinetix.tally(rates, 2 * rates, known).items()}
+    assert (found.pop("levels"), found.pop("success_rate"), found.pop("learnability")) == pytest.approx((8, 4.5, 9))
+    assert list(found) == [f"rate_0.{i}" for i in range(10)] + ["rate_1.0"]
+    assert list(found.values()) == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1, 3]
 
 
 # The best K
@@ -137,7 +147,7 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     batches = pack(levels).reshape(2, chunks, -1, 16)
 
     def run(batches, key):
-        found = sfl_kinetix.nothing_found(args, env_of(1))
+        found = nothing_found(args)
         for i in range(2):
             learner = Learner(PARAMS, None, None)
             found = sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, batches[i], key, i)
@@ -151,12 +161,12 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     numbers = np.asarray(jax.vmap(Coins().unpack)(best.data).number)[best.score > -np.inf].astype(int)
     assert len(set(numbers)) == len(numbers) == metrics["buffer/levels"] and known[numbers].all()
     np.testing.assert_array_equal(p[numbers], best.success_rate[: len(numbers)])
-    assert metrics["search/measured"] == known.sum() and metrics["search/unmeasured"] == n - known.sum()
+    assert metrics["search/levels"] == known.sum()
     np.testing.assert_allclose(metrics["search/success_rate"], p[known].mean(), rtol=1e-6)
-    histogram = metrics["search/histogram"]
-    np.testing.assert_array_equal(histogram[[0, 10]], [(p[known] == 0).sum(), (p[known] == 1).sum()])
-    assert histogram.sum() == known.sum() and metrics["buffer/histogram"].sum() == len(numbers)
-    assert metrics["buffer/learnability"] < 1e-6
+    shares = [[metrics[f"{name}/rate_{rate / 10:.1f}"] for rate in range(11)] for name in ("search", "buffer")]
+    solved = np.array([p[known].mean(), p[numbers].mean()])
+    np.testing.assert_allclose(shares, np.stack([1 - solved, *np.zeros((9, 2)), solved], 1), atol=1e-6)
+    assert metrics["buffer/learnability"] < 1e-6 and metrics["buffer/learnability_min"] < 1e-6
 
 
 def test_a_level_without_an_episode_has_the_lowest_score(monkeypatch):
@@ -166,7 +176,7 @@ def test_a_level_without_an_episode_has_the_lowest_score(monkeypatch):
     args = replace(ARGS, buffer_size=3)
 
     def run(levels, key):
-        found, learner = sfl_kinetix.nothing_found(args, env_of(1)), Learner(PARAMS, None, None)
+        found, learner = nothing_found(args), Learner(PARAMS, None, None)
         return sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, levels, key, 0)
 
     best = on_devices(run)(levels, jax.random.key(0)).best
@@ -182,7 +192,7 @@ def test_the_buffer_is_what_teaches():
     levels = pack(coins(p=p, quick=2.0, slow=3.0))[None]
 
     def run(levels, key):
-        found = sfl_kinetix.nothing_found(args, env_of(1))
+        found = nothing_found(args)
         found = sfl_kinetix.score_levels(args, env_of(1), NET, found, Learner(PARAMS, None, None), levels, key, 0)
         return sfl_kinetix.gather_levels(args, found)
 
@@ -227,7 +237,7 @@ def test_an_environment_keeps_its_level():
 
 @pytest.mark.parametrize("share, number, chunks", [(0.5, 1, 1), (0.25, 2, 2), (1.0, 1, 1), (0.0, 8, 1), (0.5, 8, 1)])
 def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_comes_twice(toy, share, number, chunks):
-    """The levels that an update sees, by the numbers in its observations, of which the probe has all."""
+    """The levels that an update sees, by the numbers in its observations, of which the sample has all."""
     n = 32
     args = replace(
         toy, num_envs=n, num_steps=4, minibatch_size=32, num_minibatches=None, buffer_share=share, num_devices=number,
@@ -244,8 +254,8 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
     turns = args.search_batch // num_fresh if num_fresh else 3
     assert num_fresh == 0 or args.search_batch == turns * num_fresh >= 256
     for _ in range(turns):
-        state, metrics, probe = programs.update(state, fresh)
-        seen = np.asarray(probe.obs["number"])[:, 0]
+        state, metrics, sample = programs.update(state, fresh)
+        seen = np.asarray(sample.obs["number"]).ravel()
         numbers, counts = np.unique(seen[seen > 0], return_counts=True)
         assert (seen < 0).sum() == 4 * num_known and set(seen[seen < 0]) <= set(range(-8, 0))
         assert len(numbers) == num_fresh and (counts == 4).all()
@@ -270,23 +280,17 @@ def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
     np.testing.assert_allclose(metrics["charts/solve_rate"], 2 / 3, rtol=1e-6)
 
 
-def test_the_sample_for_the_kl_is_of_all_kinds_of_levels(toy, monkeypatch):
+def test_the_sample_is_of_all_kinds_of_levels(toy, monkeypatch):
     """Where an update has many parts, each gives a transition or two; the first environments are the buffer's."""
-    monkeypatch.setattr(sfl_kinetix, "KL_SAMPLE", 8)
+    monkeypatch.setattr(sfl_kinetix, "SAMPLE", 8)
     seen = []
-
-    def measure(args, network, old, new, obs, old_dist):
-        jax.debug.callback(lambda x: seen.append(np.asarray(x)), obs["number"])
-        return {}
-
-    monkeypatch.setattr(sfl_kinetix, "measure", measure)
     flags = dict(num_envs=64, num_steps=1, minibatch_size=16, num_minibatches=None, num_rollout_chunks=4, num_devices=2)
     _, _, _, programs, keys = sfl_kinetix.build(replace(toy, search_batch=None, **flags))
     buffer = Levels(pack(coins(p=np.full(8, 0.5), number=-1.0)), jnp.ones(8), jnp.zeros(8))
     state = programs.init(keys)._replace(buffer=buffer)
     for i in range(8):
-        state, _, _ = programs.update(state, programs.sample(keys, sfl_kinetix.FRESH, i))
-    jax.effects_barrier()
+        state, _, sample = programs.update(state, programs.sample(keys, sfl_kinetix.FRESH, i))
+        seen.append(np.asarray(sample.obs["number"]).ravel())
     seen = np.concatenate(seen)
     assert seen.size == 8 * 8 and 0.3 < (seen < 0).mean() < 0.7
 
@@ -311,7 +315,7 @@ def test_a_batch_of_candidates_is_scored_by_one_program(toy):
 )
 def test_table_3_fits(num_envs, candidates, devices, chunks, batch):
     args = Args(num_envs=num_envs, num_candidates=candidates, num_rollout_chunks=chunks, total_timesteps=2**40)
-    settled = arguments.settle_search(args, devices)
+    settled = sfl_kinetix.settle_search(args, devices)
     assert (settled.search_batch, settled.num_candidates, settled.num_devices) == (batch, candidates, devices)
     assert args.num_minibatches == num_envs // 64 and args.minibatch_size == 16384
 
@@ -320,7 +324,7 @@ def test_table_3_fits(num_envs, candidates, devices, chunks, batch):
 def test_candidates_are_rounded_up_to_whole_batches(share, candidates, settled):
     args = replace(ARGS, num_envs=2048 if share != 0.5 else 16, num_candidates=candidates, buffer_share=share,
                    minibatch_size=None, num_minibatches=None, search_batch=None, total_timesteps=2**20)  # fmt: skip
-    assert arguments.settle_search(args, 1).num_candidates == settled
+    assert sfl_kinetix.settle_search(args, 1).num_candidates == settled
 
 
 def test_streams_of_levels_differ_and_depend_on_their_number_alone(toy):
@@ -362,8 +366,8 @@ def test_the_loss_is_that_of_ppo_and_with_a_proximal_policy_that_of_ppo_ewma(cli
 # A whole run
 
 
-def lines_of(path, name="metrics.jsonl"):
-    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+def lines_of(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 def comparable(lines):
@@ -382,18 +386,16 @@ def test_searches_come_every_t_updates_and_a_resumed_run_is_the_straight_one(toy
     lines = lines_of(straight)
     assert [line["update"] for line in lines if "search/seconds" in line] == [1, 3, 5]
     assert [line["update"] for line in lines if "outer/kl" in line] == [1, 2, 3, 4, 5, 6]
-    histograms = lines_of(straight, "histograms.jsonl")
-    assert [h["update"] for h in histograms] == [1, 1, 3, 3, 5, 5]
-    assert all(np.sum(h["counts"]) == 512 * toy.num_seeds for h in histograms if h["name"].startswith("search"))
+    searches = [line for line in lines if "search/seconds" in line]
+    assert all(np.all(np.array(line["search/levels"]) == 512) for line in searches)
     for stop in (4, 5):
         broken = straight.with_name(f"broken-{stop}")
         (broken / "checkpoints").mkdir(parents=True)
-        for name in ("args.json", "metrics.jsonl", "histograms.jsonl"):
+        for name in ("args.json", "metrics.jsonl"):
             (broken / name).write_bytes((straight / name).read_bytes())
         (straight / "checkpoints" / str(stop)).rename(broken / "checkpoints" / str(stop))
         sfl_kinetix.train(Args(resume=str(broken)))
         assert comparable(lines_of(broken)) == comparable(lines)
-        assert lines_of(broken, "histograms.jsonl") == histograms
 
 
 def test_every_search_looks_at_candidates_of_its_own(toy, monkeypatch):
@@ -406,7 +408,7 @@ def test_every_search_looks_at_candidates_of_its_own(toy, monkeypatch):
             seen.append(np.asarray(levels).reshape(-1, 16))
             return programs.score(found, learner, levels, *rest)
 
-        return args, env, network, programs._replace(score=score), keys
+        return args, env, network, SimpleNamespace(**vars(programs) | {"score": score}), keys
 
     monkeypatch.setattr(sfl_kinetix, "build", building)
     sfl_kinetix.train(toy)
@@ -426,7 +428,7 @@ def test_as_many_devices_as_have_both_kinds_of_levels(toy, num_envs, share, chun
 
 def test_an_update_that_a_signal_stops_is_evaluated(toy, monkeypatch):
     toy = replace(toy, num_eval_episodes=1, eval_sizes=("s",), eval_every=2)
-    straight, log = sfl_kinetix.train(replace(toy, run_name="straight")), sfl_kinetix.runs.Run.log
+    straight, log = sfl_kinetix.train(replace(toy, run_name="straight")), sfl_kinetix.Run.log
 
     def interrupted(run, number, metrics):
         if number == 4:
@@ -434,7 +436,7 @@ def test_an_update_that_a_signal_stops_is_evaluated(toy, monkeypatch):
         log(run, number, metrics)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(sfl_kinetix.runs.Run, "log", interrupted)
+        patch.setattr(sfl_kinetix.Run, "log", interrupted)
         sfl_kinetix.train(replace(toy, run_name="broken"))
     broken = straight.with_name("broken")
     assert [line["update"] for line in lines_of(broken) if "eval/solve_rate" in line] == [2, 4]
@@ -494,7 +496,7 @@ def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch, every):
                 os.kill(os.getpid(), signal.SIGTERM)
             return programs.score(*inputs)
 
-        return args, env, network, programs._replace(score=score), keys
+        return args, env, network, SimpleNamespace(**vars(programs) | {"score": score}), keys
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
         patch.setattr(sfl_kinetix, "build", building)
@@ -509,13 +511,19 @@ def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch, every):
 # Evaluation
 
 
-def test_level_player_by_hand(tmp_path):
+def player_of(monkeypatch, sets, **flags):
+    """A LevelPlayer on these sets of levels, {group: (suite, names)}."""
+    monkeypatch.setattr(kinetix, "make_evaluation", lambda size, number: sets[size])
+    args = Args(eval_sizes=tuple(sets), total_timesteps=1 << 20, **flags)
+    return LevelPlayer(args, Coins(), lambda learner, obs: NET.apply(learner.params, obs)[0])
+
+
+def test_level_player_by_hand(monkeypatch):
     """Levels that are always or never solved, after 2 steps or 5."""
     suite = Coins(jax.device_get(coins(p=[1.0, 0.0, 1.0], quick=[2.0, 2.0, 4.0], slow=5.0)))
     other = Coins(jax.device_get(coins(p=[0.5], quick=2.0, slow=5.0)))
-    args = SimpleNamespace(num_seeds=1, seed=0, num_eval_episodes=400, eval_deterministic=False, size="s")
     sets = {"s": (suite, ["easy", "hard", "random_0"]), "m": (other, ["coin"])}
-    player = evaluation.LevelPlayer(args, sets, lambda learner, obs: NET.apply(learner.params, obs)[0])
+    player = player_of(monkeypatch, sets, num_eval_episodes=400)
     scores = player.scores(Learner(PARAMS, None, None), 3)
     expected = {
         "eval/solve_rate": 1, "eval/episodic_length": 4, "eval/random/solve_rate": 1,
@@ -528,7 +536,7 @@ def test_level_player_by_hand(tmp_path):
         assert scores[key] == value, key
     np.testing.assert_allclose(scores["levels/m/coin/solve_rate"], 0.5, atol=0.08)
     np.testing.assert_allclose(scores["eval/hand_designed/solve_rate"], (1 + scores["levels/m/coin/solve_rate"]) / 3)
-    table = evaluation.level_table(scores)
+    table = player.table(scores)
     assert [line.split()[0] for line in table.splitlines()] == ["level", "m/coin", "s/easy", "s/hard"]
     assert table.splitlines()[3].split()[1:] == ["0.00", "0.00", "5.0"]
 
@@ -557,15 +565,12 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, capsys):
 
 
 @pytest.mark.parametrize("filled, names", [(0, []), (1, ["buffer-0"]), (3, ["buffer-0", "buffer-1"])])
-def test_only_levels_that_the_buffer_has_are_filmed(filled, names):
-    args = SimpleNamespace(num_seeds=1, seed=0, num_eval_episodes=1, eval_deterministic=False, size="s")
-    player = evaluation.LevelPlayer(args, {}, lambda learner, obs: NET.apply(learner.params, obs)[0])
+def test_only_levels_that_the_buffer_has_are_filmed(monkeypatch, filled, names):
+    player = player_of(monkeypatch, {}, video_buffer_levels=2)
     score = jnp.where(jnp.arange(3) < filled, 0.2, -jnp.inf)
     buffer = Levels(pack(coins(p=1.0, number=[5, 6, 7])), score, jnp.zeros(3))
-    filmed = []
-    run = SimpleNamespace(video=lambda name, film: filmed.append((name, len(film()))))
-    player.film_packed(run, Learner(PARAMS, None, None), Coins(), buffer, 2)
-    assert [name for name, _ in filmed] == names and all(length > 1 for _, length in filmed)
+    films = player.film(jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer)
+    assert list(films) == names and all(len(film()) > 1 for film in films.values())
 
 
 # On Kinetix
@@ -623,7 +628,7 @@ def test_a_run_on_kinetix(tmp_path):
     )  # fmt: skip
     run = sfl_kinetix.train(args)
     search, first, second, evaluated = lines_of(run)
-    assert search["buffer/levels"] > 0 and search["search/measured"] <= 32
+    assert search["buffer/levels"] > 0 and search["search/levels"] <= 32
     assert 0 < first["outer/kl"] < 1 and second["plasticity/feature_rank"] > 1
     assert len([key for key in evaluated if key.startswith("levels/s/")]) == 3 * 10
     assert {f.name for f in (run / "videos").iterdir()} == {"buffer-0.gif", "s-h0_weak_thrust.gif"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stochastic_opt
-from common import plots, runs
+from common.run import plots, run as runs
 
 ARGS = stochastic_opt.Args(dimension=5, num_steps=10, num_seeds=1)
 
@@ -181,7 +181,10 @@ def call(monkeypatch, *flags):
         ("--initial-distance -1", ["--initial-distance -1"]),
         ("--momentum 1.5", ["--momentum 1.5", "0 to 1"]),
         ("--seed -1", ["--seed -1"]),
-        ("--seed 2147483643", ["--seed 2147483643", "less than"]),
+        ("--seed 2147483648", ["--seed 2147483648", "less than"]),
+        ("--dimension 100000000000", ["--dimension 100000000000", "less than"]),
+        ("--dimension 2000000000", ["--dimension 2000000000", "GB"]),
+        ("--num-steps 100000000000", ["--num-steps 100000000000", "less than"]),
         ("--switch-step 3", ["--switch-step 3", "needs --switch-learning-rate"]),
         ("--switch-learning-rate 0.1", ["--switch-learning-rate 0.1", "needs --switch-step"]),
         ("--switch-step -1 --switch-learning-rate 0.1", ["--switch-step -1"]),

@@ -1,5 +1,7 @@
 """What a policy visits: the observations of real, small runs, and the share of the plane that made-up ones cover."""
 
+import json
+import sys
 from typing import NamedTuple
 
 import jax
@@ -44,17 +46,17 @@ class Right(Toy):
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypatch, tmp_path, num_seeds):
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Right(), num_envs))
-    monkeypatch.setattr(visited, "NUMBER", 40)
+    monkeypatch.setattr(visited, "SHOWN", 40)
     monkeypatch.setattr(visited, "MEASURED", 64)  # of 32 in each update
     args = ppo.Args(
         total_timesteps=UPDATES * STEPS * ENVS, num_envs=ENVS, num_steps=STEPS, num_minibatches=2, learning_rate=0.03,
         hidden_sizes=(8,), num_seeds=num_seeds, num_devices=1, num_eval_episodes=0, gamma=0.0, ent_coef=0.0,
         anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
     )  # fmt: skip
-    run = ppo.train(args)
+    run, cell = ppo.train(args), Cell("ppo", "run", (), UPDATES)
     build, built = ppo.build, []
     monkeypatch.setattr(ppo, "build", lambda args: built.append(args) or build(args))
-    seen = visited.observations(run)
+    seen = visited.observations(tmp_path, cell)
     assert seen.shape == (num_seeds, 40, 3)
     assert built[0].learning_rate < 1e-20  # lost beside any parameter in float32: the policy stays
     for seed in seen:
@@ -64,28 +66,45 @@ def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypa
         assert last.mean() > 0.9  # of a new network: 0.5
     if num_seeds == 2:
         assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
-    monkeypatch.setattr(visited, "collect", lambda run: pytest.fail("collected again"))
-    np.testing.assert_array_equal(visited.observations(run), seen)
+    monkeypatch.setattr(visited, "collect", lambda *_: pytest.fail("collected again"))
+    np.testing.assert_array_equal(visited.observations(tmp_path, cell), seen)
     assert {file.name for file in run.glob("visited*")} == {"visited-40.npy"}
-    found = visited.measurements(run)
+    found = visited.measurements(tmp_path, cell)
     assert found["plasticity/effective_sample_size"] == pytest.approx([100] * num_seeds, abs=1e-3)  # nothing moved
     assert found["plasticity/feature_rank"].shape == (num_seeds,) and found["plasticity/weight_norm"].min() > 1
 
 
 def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
     """MinAtar's, which a rollout holds as bits."""
-    monkeypatch.setattr(visited, "NUMBER", 24)
+    monkeypatch.setattr(visited, "SHOWN", 24)
     monkeypatch.setattr(visited, "MEASURED", 48)
     args = ppo.Args(
         env_id="Breakout-MinAtar", total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
         num_seeds=2, num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
     )  # fmt: skip
-    seen = visited.observations(ppo.train(args))
+    ppo.train(args)
+    seen = visited.observations(tmp_path, Cell("ppo", "run", (), 2))
     assert seen.shape == (2, 24, 10 * 10 * 4) and seen.dtype == bool
     boards = seen.reshape(2, 24, 10, 10, 4)
     assert (boards[..., 0].sum((2, 3)) == 1).all()  # one paddle ...
     assert (boards[:, :, 9, :, 0].sum(2) == 1).all()  # ... in the last row
     assert (boards[..., 1].sum((2, 3)) == 1).all()  # one ball
+
+
+def test_what_a_run_folder_names_is_not_run(monkeypatch, tmp_path):
+    """Only the grid says which script a run is of."""
+    (tmp_path / "planted.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    args = ppo.Args(
+        env_id="CartPole-v1", total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
+        num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+    )  # fmt: skip
+    monkeypatch.setattr(visited, "SHOWN", 24)
+    monkeypatch.setattr(visited, "MEASURED", 64)
+    file = ppo.train(args) / "args.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
+    assert visited.observations(tmp_path, Cell("ppo", "run", (), 2)).shape == (1, 24, 4)
+    assert "planted" not in sys.modules
 
 
 # Coverage
@@ -99,7 +118,7 @@ def runs(tmp_path, monkeypatch):
     def make(name, points, updates=None):
         cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)
         write_run(tmp_path, cell, [{"update": updates or 4, "global_step": 32}])
-        np.save(tmp_path / name / f"visited-{visited.NUMBER}.npy", np.array(points, np.float64))
+        np.save(tmp_path / name / f"visited-{visited.SHOWN}.npy", np.array(points, np.float64))
         return cell
 
     return make, Data(None, tmp_path)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Discrete
-from common.arguments import UsageError
+from common.run.arguments import UsageError
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # else the packages that Kinetix imports warn of what it does not use
 

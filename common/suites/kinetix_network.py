@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from common.actions import Categorical
-from common.suites.kinetix import Kinetix, make_network
+from common.run.arguments import UsageError
+from common.suites import kinetix
 
 # What Kinetix's configs/ have for the two networks.
 TRANSFORMER = dict(
@@ -35,8 +36,9 @@ class ActorCritic:
     model: options of `kinetix.models.make_network_from_config`, such as those of a published checkpoint.
     """
 
-    def __init__(self, suite: Kinetix, model: dict[str, Any]):
-        self._module, self._nvec = make_network(suite, model), suite.action_space.nvec
+    def __init__(self, suite: kinetix.Kinetix, model: dict[str, Any]):
+        self.suite = suite
+        self._module, self._nvec = kinetix.make_network(suite, model), suite.action_space.nvec
         self._example = lambda: jax.tree.map(lambda x: x[None], suite.start(suite.empty_level)[1])
 
     def init(self, key: jax.Array) -> Any:
@@ -62,3 +64,12 @@ class ActorCritic:
         """Kinetix's networks want a leading time axis, and to know where episodes begin (for a recurrent network)."""
         obs = jax.tree.map(lambda x: x[None], obs)
         return obs, jnp.zeros(obs.polygons.shape[:2], bool)
+
+
+def load_published(folder: str, size: str) -> tuple[ActorCritic, Any]:
+    """A checkpoint in the format of Kinetix's published ones. -> network over the entities of this size, parameters."""
+    params, model = kinetix.load_published(folder)
+    network = ActorCritic(kinetix.make_entities(size), TRANSFORMER | model)
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, jax.eval_shape(network.init, jax.random.key(0))):
+        raise UsageError(f"--evaluate {folder}: its parameters are not those of a network over entities")
+    return network, jax.tree.map(jnp.asarray, params)

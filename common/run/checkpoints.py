@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from common.arguments import UsageError, flag, read_record, typed
-from common.tracking import say
+from common.run.arguments import UsageError, flag, read_record, typed
+from common.run.tracking import say
 
 
 def checkpoint_updates(folder: Path) -> list[int]:
@@ -78,33 +78,31 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
-def contains(source: str, name: str) -> bool:
-    """Whether the newest intact checkpoint of `source` has an entry under `name`, "learner/proximal"."""
-    folder, _, updates = find_checkpoint(source)
+def load_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | None = None) -> Any:
+    """The learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
+    structure, shapes and shardings. same: the flags that cannot change; may_lack: a field that is None if not there."""
+    where = f"--init-from {args.init_from}"
+    folder, record, updates = find_checkpoint(args.init_from)
+    theirs = typed(type(args), record["args"], where)
+    known = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
+    differing = [name for name in known if theirs[name] != getattr(args, name)]
+    listed = ", ".join(f"{flag(name)} {theirs[name]}" for name in differing if name in same)
+    if listed:
+        raise UsageError(f"{where}: was trained with {listed}, which cannot change")
+    hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
+    if may_lack is not None and not _contains(folder, updates, f"learner/{may_lack}"):
+        learner = learner._replace(**{may_lack: None})
+    return restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
+
+
+def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
+    """Whether the newest intact checkpoint has entries under this name."""
     for update in reversed(updates):
         try:
             return any(entry.startswith(name + "/") for entry, _ in _entries(folder / "checkpoints" / str(update)))
-        except Exception:  # damaged: `load` will name it
+        except Exception:  # damaged: `restore_newest` will name it
             continue
     return False
-
-
-def load(source: str, state_like: Any, args: Any = None, same: Sequence[str] = (), by: str = "--init-from") -> Any:
-    """The state in the checkpoint `source`, "RUN" (its newest) or "RUN@update", that the flag `by` names. `state_like`
-    gives structure, shapes and shardings; a dict with some of the state's fields restores these only. With `args`, an
-    error names the flags in which the two runs differ."""
-    folder, record, updates = find_checkpoint(source, by)
-    changed = [name for name in same if record["args"].get(name, getattr(args, name)) != getattr(args, name)]
-    if changed:
-        theirs = ", ".join(f"{flag(name)} {record['args'][name]}" for name in changed)
-        raise UsageError(f"{by} {source}: was trained with {theirs}, which cannot change")
-    differ = []
-    if args is not None:
-        theirs = typed(type(args), record["args"])
-        names = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
-        differ = [name for name in names if theirs[name] != getattr(args, name)]
-    hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differ) if differ else ""
-    return restore_newest(folder, updates, state_like, f"{by} {source}", partial=True, hint=hint)[0]
 
 
 def restore_newest(

@@ -1,6 +1,8 @@
-"""Metrics on their way out of a running training: pooled, shown as progress, sent to wandb."""
+"""What a running training says: metrics pooled into lines, progress on the terminal, wandb."""
 
+import contextlib
 import math
+import os
 import queue
 import re
 import sys
@@ -17,6 +19,52 @@ from tqdm import tqdm
 PER_EPISODE = re.compile("charts/(.+_)?(episodic_.+|solve_rate)")
 # An hour of lines at ten a second: enough to outlast a slow start, and no leak if wandb never comes.
 QUEUE_SIZE = 36_000
+
+
+class GuardedStream:
+    """stdout or stderr whose reader may go away (a `tee` that dies, a closed terminal, a full disk): from then on what
+    is written is lost, and the program that writes goes on."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Any) -> None:
+        try:
+            action()
+        except (OSError, ValueError):  # ValueError: it is closed
+            # The descriptor, too: XLA writes there, and Python flushes it once more at the exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def guard_output() -> None:
+    """Makes stdout and stderr such that writing to them never fails."""
+    for descriptor, name in enumerate(("stdout", "stderr"), 1):
+        stream = getattr(sys, name)
+        if stream is None:  # the descriptor was closed when Python started; a file opened next would get its number
+            stream = open(os.devnull, "w")  # noqa: SIM115 (open to the end)
+            with contextlib.suppress(OSError):
+                if not _is_open(descriptor):
+                    os.dup2(stream.fileno(), descriptor)
+        setattr(sys, name, GuardedStream(stream))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+        return True
+    except OSError:
+        return False
 
 
 def say(message: str) -> None:
@@ -110,10 +158,6 @@ class Tracker:
         """Sends a video file, at the step of the line before it."""
         self._put(("video", key, file))
 
-    def histogram(self, key: str, counts: np.ndarray, edges: np.ndarray) -> None:
-        """Sends a histogram, at the step of the line before it."""
-        self._put(("histogram", key, counts, edges))
-
     def close(self, timeout: float = 30.0) -> None:
         """Finishes the wandb run, waiting at most `timeout` seconds for it."""
         self._put(None)
@@ -156,8 +200,6 @@ class Tracker:
                 if item[0] == "log":
                     step = item[1]["global_step"]
                     run.log(flatten(item[1]), step=step)
-                elif item[0] == "histogram":
-                    run.log({item[1]: wandb.Histogram(np_histogram=item[2:])}, step=step)
                 else:
                     run.log({item[1]: wandb.Video(str(item[2]), format="gif")}, step=step)
             run.finish()

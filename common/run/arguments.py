@@ -1,0 +1,406 @@
+"""The flags that every script has for keeping its runs, bounds that a field states itself, and errors of one line."""
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import math
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+
+class UsageError(ValueError):
+    """Bad input: one line that names the flag, the value and what would work."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a number has to be, beside its type: `Annotated[int, Bound(...)]`. Checked by `check`."""
+
+    fits: Callable[[float], bool]
+    wanted: str
+    wide: bool = False  # an integer that stays on the host: it need not fit into 32 bits
+
+
+Number = TypeVar("Number")
+Positive = Annotated[Number, Bound(lambda x: x > 0, "greater than 0")]
+NonNegative = Annotated[Number, Bound(lambda x: x >= 0, "0 or more")]
+Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
+Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
+NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
+BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogArgs:
+    """How a run is kept."""
+
+    # --- keeping the run ---
+    runs_dir: str = "runs"
+    """Folder for run folders."""
+    run_name: str | None = None
+    """Name of the run's folder (default: env__script__seed__time)."""
+    resume: str | None = None
+    """Continue this run (its folder) bit for bit, with its own flags."""
+    checkpoint_every: NonNegative[int] = 0
+    """Save a checkpoint every this many updates; one is always saved at the end and at a stop. 0: only those."""
+    keep_checkpoints: NonNegative[int] = 3
+    """Number of newest checkpoints to keep; 0: all."""
+    log_every: Positive[int] = 1
+    """Updates per line of metrics.jsonl; a line is the mean over its updates."""
+    halt_on_nan: bool = True
+    """Stop when a loss or a parameter is no longer finite."""
+
+    # --- wandb ---
+    track: bool = False
+    """Log to Weights & Biases as well."""
+    wandb_project_name: str = "ppo-scaling"
+    """Project."""
+    wandb_entity: str | None = None
+    """Entity (team)."""
+    wandb_group: str | None = None
+    """Group: runs that belong together, such as the seeds of one setting."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags."""
+    wandb_job_type: str | None = None
+    """Job type, such as train or eval."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline needs no account and no network."""
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs(LogArgs):
+    """What a training starts from, how it is evaluated and what it runs on. What it does is in the script, which has
+    num_envs, num_steps and total_timesteps among its flags."""
+
+    # --- start ---
+    init_from: str | None = None
+    """Start a new run from the learned state of RUN or RUN@UPDATE, with other flags."""
+    evaluate: str | None = None
+    """Train nothing: evaluate RUN or RUN@UPDATE, with that run's flags."""
+
+    # --- evaluation ---
+    eval_every: NonNegative[int] = 0
+    """Evaluate every this many updates; 0: only at the end."""
+    num_eval_episodes: NonNegative[int] = 128
+    """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
+    eval_deterministic: bool = False
+    """Evaluate the most likely action instead of sampling."""
+    capture_video: bool = False
+    """Save a gif of one episode of the final policy."""
+
+    # --- measurements ---
+    plasticity_every: NonNegative[int] = 10
+    """Measure network, gradient and policy (plasticity/...) every this many updates and at the last one; 0: never."""
+    dormant_tau: NonNegative[float] = 0.025
+    """A unit is dormant if its mean activity is at most this share of its layer's."""
+
+    # --- devices ---
+    num_devices: Positive[int] | None = None
+    """Number of devices to train on (default: all)."""
+    distributed: bool = False
+    """Train with several processes, started alike, one per machine or GPU; finds Slurm, Open MPI and GKE by itself."""
+    coordinator_address: str | None = None
+    """HOST:PORT at which the first process listens, where no cluster is found."""
+    num_processes: Positive[int] | None = None
+    """Number of processes, where no cluster is found."""
+    process_id: NonNegative[int] | None = None
+    """Which of the processes this one is, from 0, where no cluster is found."""
+    list_envs: bool = False
+    """List the environments that --env-id knows."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        given = [name for name in BY_HAND if getattr(self, name) is not None]
+        if given and not self.distributed:
+            raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs --distributed as well")
+        if given and len(given) < len(BY_HAND):
+            missing = ", ".join(flag(name) for name in BY_HAND if name not in given)
+            raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs {missing} as well")
+        if given:
+            below(self, self.num_processes, "process_id")
+            if not re.fullmatch(r".+:\d+", self.coordinator_address):
+                raise UsageError(f"--coordinator-address {self.coordinator_address}: must be HOST:PORT")
+        starts = [name for name in ("resume", "init_from", "evaluate") if getattr(self, name) is not None]
+        if "evaluate" in starts and (len(starts) > 1 or self.distributed):
+            other = "distributed" if self.distributed else next(name for name in starts if name != "evaluate")
+            raise UsageError(f"{flag(other)} with --evaluate {self.evaluate}: give one of the two")
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps of an update."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run."""
+        return self.total_timesteps // self.batch_size
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: num_envs -> --num-envs."""
+    return "--" + name.replace("_", "-")
+
+
+def check(args: Any) -> None:
+    """Compares every field with its type and with the bound beside it; raises UsageError."""
+    for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
+        _check(flag(name), getattr(args, name), hint, None)
+
+
+def _check(name: str, value: Any, hint: Any, bound: Bound | None) -> None:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        bound = next((extra for extra in parts[1:] if isinstance(extra, Bound)), bound)
+        _check(name, value, parts[0], bound)
+    elif origin in (Union, types.UnionType):
+        if value is not None:
+            _check(name, value, next(part for part in parts if part is not type(None)), bound)
+    elif origin is tuple:
+        if not isinstance(value, tuple):
+            raise UsageError(f"{name} {value}: must be several values")
+        if not value and Annotated in map(typing.get_origin, parts):
+            raise UsageError(f"{name}: must have at least one value")
+        for part in value:
+            _check(name, part, parts[0], bound)
+    elif origin is Literal:
+        if value not in parts:
+            raise UsageError(f"{name} {value}: must be {' or '.join(map(str, parts))}")
+    elif hint in (int, float, str, bool):
+        _check_one(name, value, hint, bound)
+
+
+def _check_one(name: str, value: Any, kind: type, bound: Bound | None) -> None:
+    accepted = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}[kind]
+    wanted = {int: "an integer", float: "a finite number", str: "text", bool: "true or false"}[kind]
+    if bound is not None:
+        wanted += f" {bound.wanted}" if bound.wanted[0] != "0" else f", {bound.wanted}"
+    right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if not right or (kind is float and not math.isfinite(value)) or (bound is not None and not bound.fits(value)):
+        raise UsageError(f"{name} {value}: must be {wanted}")
+    if kind is int and not (bound is not None and bound.wide) and abs(value) >= 2**31:
+        raise UsageError(f"{name} {value}: must be less than {2**31}")
+    if value == "":
+        raise UsageError(f"{name} '': is empty (a shell variable that is not set?)")
+
+
+def below(args: Any, limit: int, *names: str) -> None:
+    """Each named field is less than `limit` (or None)."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value >= limit:
+            raise UsageError(f"{flag(name)} {value}: must be less than {limit}")
+
+
+def sections(kind: type) -> dict[str, dict[str, str]]:
+    """The fields of a dataclass of arguments in the groups of its source ("# --- outer loop ---"), the script's own
+    groups first, with their docstrings: {group: {field: docstring}}."""
+    found: dict[str, dict[str, str]] = {}
+    seen: set[str] = set()
+    for cls in (cls for cls in kind.__mro__ if dataclasses.is_dataclass(cls)):
+        source = textwrap.dedent(inspect.getsource(cls))
+        titles = {
+            i: m[1] for i, line in enumerate(source.splitlines(), 1) if (m := re.match(r"\s+# --- (.+) ---", line))
+        }
+        body = ast.parse(source).body[0].body
+        for node, following in zip(body, [*body[1:], None], strict=True):
+            if not isinstance(node, ast.AnnAssign) or node.target.id in seen:
+                continue
+            seen.add(node.target.id)
+            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            above = [title for line, title in titles.items() if line < node.lineno]
+            group = found.setdefault(above[-1] if above else "", {})
+            group[node.target.id] = inspect.cleandoc(following.value.value) if documented else ""
+    return found
+
+
+def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
+    """The command line (or `words`) as a `kind`. --help lists its fields in the groups of the source; what tyro refuses
+    becomes a UsageError of one line."""
+    import tyro
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    default = {field.name: field.default for field in dataclasses.fields(kind)}
+    groups = []
+    for title, fields in sections(kind).items():
+        rows = [(name, _documented(hints[name], text), default[name]) for name, text in fields.items()]
+        group = dataclasses.make_dataclass("Group", rows)
+        name = re.sub(r"\W+", "_", title) or "other"
+        named = Annotated[group, tyro.conf.arg(name=title)]
+        groups.append((name, named, dataclasses.field(default_factory=group)))
+    grouped = tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass("Args", groups)]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = tyro.cli(grouped, description=description, args=words)
+    except SystemExit as end:
+        if not end.code:
+            raise  # --help
+        raise UsageError(_one_line(said.getvalue())) from None
+    return kind(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
+
+
+def _documented(hint: Any, text: str) -> Any:
+    """The type of a field as tyro shows it: without its bound, and one that may be None as INT, not {None}|INT."""
+    import tyro
+
+    extras = [extra for extra in getattr(hint, "__metadata__", ()) if not isinstance(extra, Bound)]
+    bare = _without_bounds(hint)
+    kinds = [part for part in typing.get_args(bare) if part is not type(None)]
+    metavar = None
+    if type(None) in typing.get_args(bare):
+        choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
+        metavar = "{" + ",".join(choices) + "}" if choices else kinds[0].__name__.upper()
+    return Annotated[(bare, tyro.conf.arg(help=text, metavar=metavar), *extras)]
+
+
+def _without_bounds(hint: Any) -> Any:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _without_bounds(parts[0])
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(_without_bounds, parts))]  # noqa: UP007 (of a number of types that is not known here)
+    return tuple[_without_bounds(parts[0]), ...] if origin is tuple else hint
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in a box of several lines."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+    rules = [i for i, line in enumerate(lines) if line and not line.strip("─")]
+    message = " ".join(lines[1 : rules[0]] if rules else lines)
+    message = re.sub(
+        r"^(Error parsing|Unrecognized options:) ", lambda m: "" if m[1][0] == "E" else "unknown: ", message
+    )
+    near = (
+        [word for line in lines for word in re.findall(r"^(--[\w-]+)", line)] if message.startswith("unknown") else []
+    )
+    return message.rstrip(".") + (f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else "; see --help")
+
+
+def read_record(folder: Path, by: str) -> dict[str, Any]:
+    """args.json of a run; `by` is the command-line flag that named it."""
+    try:
+        record = json.loads((folder / "args.json").read_text())
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not {"args", "script"} <= record.keys():
+        raise UsageError(f"{by} {folder}: not the folder of a run (no args.json that can be read)")
+    return record
+
+
+def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
+    """Arguments as JSON has them, with lists as tuples again; `where` begins the error for what is no such thing."""
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: args.json is damaged (its args are no object)")
+    restored = {name: _tuples(value) for name, value in values.items()}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if name in restored:
+            try:
+                _check(flag(name), restored[name], hint, None)
+            except UsageError as error:
+                raise UsageError(f"{where}: args.json is damaged ({error})") from None
+    return restored
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def divisors(total: int) -> list[int]:
+    """The divisors of `total`, ascending; of a huge one those that are found soon, 1 and itself among them."""
+    small = [n for n in range(1, min(math.isqrt(total), 10**6) + 1) if total % n == 0]
+    return sorted({*small, *(total // n for n in small)})
+
+
+def _nearest_divisors(value: int, total: int) -> str:
+    """The divisors of `total` just below and above `value`, for an error message."""
+    known = divisors(total)
+    lower = max(n for n in known if n <= max(1, value))
+    upper = min((n for n in known if n >= value), default=lower)
+    return " or ".join(str(n) for n in sorted({lower, upper}))
+
+
+def _divides_transitions(name: str, size: int, transitions: int) -> None:
+    if transitions % size:
+        nearest = _nearest_divisors(size, transitions)
+        raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
+
+
+def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
+    common = math.gcd(num_envs, num_minibatches)
+    if common % chunks:
+        raise UsageError(
+            f"--num-rollout-chunks {chunks}: does not divide --num-envs {num_envs} and --num-minibatches "
+            f"{num_minibatches}; {_nearest_divisors(chunks, common)} would"
+        )
+
+
+def settle_minibatches(args: Any, default_size: int) -> None:
+    """Fills in minibatch_size and num_minibatches; refuses sizes of an update that do not fit each other.
+
+    What is given fixes the rest. With nothing given the size stays and the number grows with the transitions, as the
+    scaling recipe wants it.
+    """
+    num_envs = args.base_num_envs if args.scaling else args.num_envs
+    transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
+    if size and count and size * count != transitions:
+        raise UsageError(
+            f"--minibatch-size {size} * --num-minibatches {count} = {size * count}, but an update has {transitions} "
+            "transitions (--num-envs * --num-steps); give one of the two"
+        )
+    if count is None:
+        size = size or min(default_size, transitions)
+        _divides_transitions("--minibatch-size", size, transitions)
+        count = transitions // size
+    _divides_transitions("--num-minibatches", count, transitions)
+    object.__setattr__(args, "minibatch_size", transitions // count)
+    object.__setattr__(args, "num_minibatches", count)
+    if not args.scaling:
+        _chunks_divide(args.num_rollout_chunks, num_envs, count)
+    if args.num_updates == 0:
+        raise UsageError(
+            f"--total-timesteps {args.total_timesteps} is less than one update of --num-envs {args.num_envs} * "
+            f"--num-steps {args.num_steps} = {args.batch_size} steps"
+        )
+
+
+def apply_scaling(args: Any) -> Any:
+    """--scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
+    if args.scaling is None:
+        return args
+    factor = args.num_envs / args.base_num_envs
+    size = args.minibatch_size if args.scaling == "more-minibatches" else args.minibatch_size * factor
+    rate = args.learning_rate * (factor**0.5 if args.scaling == "larger-minibatches-sqrt-lr" else 1)
+    if args.batch_size % size:
+        raise UsageError(
+            f"--scaling {args.scaling} --base-num-envs {args.base_num_envs}: minibatches of {size:g} would not divide "
+            f"the {args.batch_size} transitions of --num-envs {args.num_envs}; take a divisor of it as the base"
+        )
+    print(f"scaling {args.scaling} from {args.base_num_envs} environments: learning rate {rate:.3g}")
+    scaled = dict(scaling=None, minibatch_size=int(size), num_minibatches=None, learning_rate=rate)
+    return dataclasses.replace(args, **scaled)
+
+
+def describe(args: Any) -> str:
+    """What a run will do."""
+    steps = args.num_updates * args.update_epochs * args.num_minibatches
+    said = (
+        f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.batch_size} transitions, each "
+        f"{args.update_epochs} epochs of {args.num_minibatches} minibatches of {args.minibatch_size}: "
+        f"{steps:,} gradient steps"
+    )
+    if args.num_updates < 100:
+        advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
+        said += f"\nnote: {args.num_updates} updates: nothing has time to happen; {advice}"
+    return said

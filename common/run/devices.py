@@ -1,0 +1,195 @@
+"""Which processes and devices a run uses, and how the functions of one device are put on all of them."""
+
+import dataclasses
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from common.run.arguments import UsageError
+from common.run.tracking import say
+
+WHOLE = P()  # equal on all devices
+# XLA ends a process in which one CPU device has waited 40 s for another, as may happen on a busy machine.
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds", 3600
+
+
+def start(args: Any) -> None:
+    """Opens the compilation cache, makes the CPU devices and, with --distributed, meets the other processes. To be
+    called before anything else of JAX; from then on `jax.devices()` are those of all processes."""
+    enable_compilation_cache()
+    flags = os.environ.get("XLA_FLAGS", "")
+    if PATIENCE[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE[0]}={PATIENCE[1]}".strip()
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
+        _make_cpu_devices(_cores(getattr(args, "distributed", False)))
+    if getattr(args, "distributed", False):
+        _meet(args)
+
+
+def _make_cpu_devices(count: int) -> None:
+    # One CPU device runs what is no matrix product on one core: two devices made 1.1 x the steps on CartPole-v1.
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX has made its devices already
+        if jax.devices()[0].platform == "cpu" and jax.device_count() < count:
+            say(
+                f"note: one CPU device for {count} cores, since something has started JAX before the script did (a "
+                f"module imported at its top?); import it later, or set JAX_NUM_CPU_DEVICES={count}"
+            )
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that the second start of the same command compiles nothing."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(base / "ppo-scaling" / "jax"))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def _cores(distributed: bool) -> int:
+    """The CPU cores for this process. One that was started by hand cannot know that it shares its machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not distributed:
+        return cores
+    env = os.environ
+    if "SLURM_CPUS_PER_TASK" in env:
+        return min(cores, int(env["SLURM_CPUS_PER_TASK"]))
+    if cores < os.cpu_count():  # bound to its own cores by the launcher
+        return cores
+    processes = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") or env.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "2" or "2(x3),1"
+    return max(1, cores // int(re.match(r"\d+", processes)[0]))
+
+
+def _meet(args: Any) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(args.coordinator_address, args.num_processes, args.process_id)
+    except ValueError:
+        raise UsageError(
+            "--distributed: neither Slurm nor Open MPI nor GKE is here; give --coordinator-address HOST:PORT, "
+            "--num-processes and --process-id"
+        ) from None
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process tells what all do)
+    counts = [sum(d.process_index == p for d in jax.devices()) for p in range(jax.process_count())]
+    if len(set(counts)) > 1:
+        text = ", ".join(map(str, counts))
+        raise UsageError(f"--distributed: the processes have {text} devices, must be equal (see JAX_NUM_CPU_DEVICES)")
+    # Other flags are another program, and two programs wait for each other forever.
+    flags = repr(dataclasses.replace(args, process_id=None, num_processes=None, coordinator_address=None))
+    if len(set(share(hashlib.sha256(flags.encode()).hexdigest()))) > 1:
+        raise UsageError("--distributed: the processes were started with different flags")
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement was made on: CPU, the cores that this process may use, memory."""
+    try:
+        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        cpu = platform.processor() or platform.machine()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu, "cores": cores, "memory_gb": round(memory / 1e9)}
+
+
+def share(text: str) -> list[str]:
+    """What each process says here, in their order; at most 4096 bytes each. All have to call it."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    mine = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
+    rows = multihost_utils.process_allgather(mine)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(rows)]
+
+
+def together(action: Callable[[], Any]) -> Any:
+    """action() in each process. A UsageError in one is raised in all: the others would wait for it forever."""
+    result, problem = None, ""
+    try:
+        result = action()
+    except UsageError as error:
+        problem = str(error)
+    problems = [text for text in share(problem) if text]
+    if problems:
+        raise UsageError(problems[0])
+    return result
+
+
+def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) -> list[jax.Device]:
+    """`wanted` devices, by default all or `at_most`; each of `sizes` has to divide by their number.
+
+    Left to choose, takes the largest number that does; raises UsageError where `wanted` does not.
+    """
+    devices = jax.devices()
+    if jax.process_count() > 1:
+        text = f"all {len(devices)} devices of the {jax.process_count()} processes are used"
+        if wanted not in (None, len(devices)):
+            raise UsageError(f"--num-devices {wanted}: {text}; give --num-devices {len(devices)}")
+        if any(size % len(devices) for size in sizes):
+            sizes = " and ".join(map(str, sizes))
+            what = "--num-envs / --num-rollout-chunks and --minibatch-size"
+            raise UsageError(f"--distributed: {text}, which does not divide {what}, {sizes}")
+        return devices
+    if wanted is None:
+        most = min(len(devices), at_most or len(devices))
+        count = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
+        if count < len(devices):
+            why = f"more would not divide {' and '.join(map(str, sizes))}"
+            why += f", or are more than {most}" if most < len(devices) else ""
+            print(f"using {count} of {len(devices)} devices: {why}")
+        return devices[:count]
+    if wanted > len(devices):
+        raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
+    if any(size % wanted for size in sizes):
+        text = " and ".join(map(str, sizes))
+        what = "--num-envs / --num-rollout-chunks and --minibatch-size"
+        raise UsageError(f"--num-devices {wanted}: does not divide {what}, {text}")
+    return devices[:wanted]
+
+
+class OnDevices:
+    """Puts the program of one device on all `devices`, and of one seed on all seeds.
+
+        on_devices = OnDevices(devices, args.num_seeds)
+        step = on_devices(update, takes=(layout,), gives=(layout, P()), donate=0)
+
+    takes, gives: how arguments and results lie on the devices: P() for what is equal on all, split(axis) for what is
+    divided along an axis. Inside, psum, pmean and axis_index over "device" are where they meet.
+    """
+
+    def __init__(self, devices: list[jax.Device], num_seeds: int):
+        self._mesh = Mesh(np.array(devices), ("device",))
+        self._num_seeds = num_seeds
+
+    def split(self, axis: int) -> P:
+        """Divided over devices along `axis` of the shape that one seed's program sees."""
+        return P(*[None] * (axis + (self._num_seeds > 1)), "device")
+
+    def __call__(
+        self, function: Callable, takes: Any = WHOLE, gives: Any = WHOLE, over_seeds: Any = 0, donate: Any = ()
+    ) -> Callable:
+        """Jitted. over_seeds: vmap's in_axes, None for arguments that all seeds share; donate: arguments given up."""
+        if self._num_seeds > 1:
+            function = jax.vmap(function, in_axes=over_seeds)
+        mapped = jax.shard_map(function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    def keys(self, seed: int) -> jax.Array:
+        """The random key of each seed from `seed` on, [num_seeds] or, of one seed, []; equal on all devices."""
+        keys = jax.vmap(jax.random.key)(seed + jnp.arange(self._num_seeds))
+        keys = keys if self._num_seeds > 1 else keys[0]
+        # By way of their words: JAX puts no typed key on the devices of other processes.
+        words = jax.device_put(np.asarray(jax.random.key_data(keys)), NamedSharding(self._mesh, P()))
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))

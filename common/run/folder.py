@@ -1,0 +1,211 @@
+"""A run's folder: made, found again, locked, and the record of how it was made. Nothing in it is ever executed."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+
+from common.run import devices
+from common.run.arguments import BY_HAND, UsageError, flag, read_record, typed
+from common.run.checkpoints import checkpoint_updates, find_checkpoint
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
+LAUNCH = ("distributed", *BY_HAND)  # how the processes of this start find each other
+TRACKING = ("track", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode")
+# What --resume lets one change. With other devices it goes on, but not bit for bit.
+GIVEN_ANEW = (*TRACKING, "num_devices", *LAUNCH)
+# What --evaluate never takes from the run. One device is enough, and the run's may not be here.
+HERE = (
+    *(*GIVEN_ANEW, "runs_dir", "run_name", "resume", "init_from", "evaluate"),
+    *("num_eval_episodes", "eval_deterministic", "capture_video"),
+)
+
+
+def settle(args: Any, script: str) -> Any:
+    """With --resume or --evaluate the arguments of that run, else `args`; refuses what cannot be begun."""
+    if args.resume is not None:
+        return _resumed(args, Path(args.resume), Path(script).stem)
+    if getattr(args, "evaluate", None) is not None:
+        return _evaluated(args, Path(script).stem)
+    if args.run_name is not None:
+        _refuse_bad_name(args)
+    if getattr(args, "init_from", None) is not None:
+        find_checkpoint(args.init_from)
+    return args
+
+
+def _resumed(args: Any, folder: Path, script: str) -> Any:
+    kind, record, where = type(args), read_record(folder, "--resume"), f"--resume {folder}"
+    if record["script"] != script:
+        raise UsageError(f"{where}: that run was made by {record['script']}.py, this is {script}.py")
+    updates = checkpoint_updates(folder / "checkpoints")
+    if not updates:
+        raise UsageError(f"{where}: there is no checkpoint in it; start a new run instead")
+    # Compared with a default instance, not with the fields' defaults: __post_init__ may have filled some in.
+    default, saved = vars(kind()), _saved(kind, record, where)
+    given = {name: value for name, value in vars(args).items() if value != default[name] and name != "resume"}
+    refused = [flag(n) for n, v in given.items() if n not in GIVEN_ANEW and v != saved.get(n, default[n])]
+    if refused:
+        branch = f"; --init-from {folder} starts a new run with others" if "init_from" in default else ""
+        raise UsageError(f"{where} with {', '.join(refused)}: a resumed run keeps its own flags{branch}")
+    anew = {name: value for name, value in given.items() if name in GIVEN_ANEW}
+    saved = {name: value for name, value in saved.items() if name not in LAUNCH}
+    args = kind(**{**saved, **anew, "resume": args.resume})
+    if updates[-1] == args.num_updates and _summary(folder).get("updates") == args.num_updates:
+        print(f"{where}: finished already, {args.num_updates} of {args.num_updates} updates")
+        raise SystemExit(0)
+    return args
+
+
+def _evaluated(args: Any, script: str) -> Any:
+    kind, where = type(args), f"--evaluate {args.evaluate}"
+    _, record, _ = find_checkpoint(args.evaluate, "--evaluate")
+    saved, default = _saved(kind, record, where), vars(kind())
+    given = {name: value for name, value in vars(args).items() if name in HERE or value != default[name]}
+    one = {"num_devices": 1} if "num_devices" in default else {}
+    return kind(**{**saved, **given, **one})
+
+
+def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The run's arguments, all of which this script knows."""
+    saved = typed(kind, record["args"], where)
+    unknown = saved.keys() - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        made = f"it was made by {record['script']}.py at git commit {record.get('git_commit')}"
+        raise UsageError(f"{where}: this script has no {', '.join(map(flag, sorted(unknown)))}; {made}")
+    return saved
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_bad_name(args: Any) -> None:
+    if Path(args.run_name).name != args.run_name or len(os.fsencode(args.run_name)) > 255:
+        where = "--runs-dir says where it goes"
+        raise UsageError(f"--run-name {args.run_name!r}: must be a plain folder name of at most 255 bytes; {where}")
+    if os.path.lexists(Path(args.runs_dir) / args.run_name):
+        _refuse_taken(Path(args.runs_dir) / args.run_name)
+
+
+def _refuse_taken(path: Path) -> NoReturn:
+    advice = f"choose another name, or continue that run with --resume {path}"
+    raise UsageError(f"--run-name {path.name}: {path} exists already; {advice}") from None
+
+
+def make(args: Any, script: str) -> Path:
+    """Makes the run's folder. With several processes the first one does, and all get its name."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = args.run_name or f"{args.env_id.replace('/', '-')}__{Path(script).stem}__{args.seed}__{now}"
+    path = Path(args.runs_dir) / name
+
+    def make() -> Path:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = _make_unique(path, fixed=args.run_name is not None)
+            (made / "checkpoints").mkdir()
+            return made
+        except OSError as error:
+            raise UsageError(
+                f"--runs-dir {args.runs_dir}: cannot make {path} ({error.strerror}); name another"
+            ) from None
+
+    made = devices.together(lambda: make() if jax.process_index() == 0 else path)
+    return Path(devices.share(str(made))[0])
+
+
+def _make_unique(path: Path, fixed: bool) -> Path:
+    """Makes the folder `path`, or path-2, path-3, ... if another run had the same second."""
+    count, candidate = 1, path
+    while True:
+        try:
+            candidate.mkdir()
+            return candidate
+        except FileExistsError:
+            if fixed:
+                _refuse_taken(path)
+            count += 1
+            candidate = path.with_name(f"{path.name}-{count}")
+
+
+def lock(path: Path) -> Any:
+    """Keeps other processes from going on with the same run. -> the open file, whose end is the lock's; None where the
+    system or the file system has no locks."""
+    try:
+        import fcntl
+
+        file = open(path / "source.py", "a")  # noqa: SIM115 (open as long as the run)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except BlockingIOError:
+        raise UsageError(f"--resume {path}: another process is at work on this run; stop it first") from None
+    except (ImportError, OSError):
+        return None
+
+
+def make_record(args: Any, script: str) -> dict[str, Any]:
+    """What goes into args.json."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _git(script, "rev-parse", "HEAD")
+    return {
+        "args": dataclasses.asdict(args),
+        "script": Path(script).stem,
+        "command": shlex.join(sys.argv),
+        "versions": versions,
+        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "machine": devices.machine(),
+        "git_commit": commit,
+        "git_dirty": bool(_git(script, "status", "--porcelain")) if commit else None,
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "wandb_id": uuid.uuid4().hex[:8],
+        "steps_before": _steps_before(args),
+        "notes": {},
+    }
+
+
+def _steps_before(args: Any) -> int:
+    """Environment steps that a branch (--init-from) has behind it when it begins."""
+    if getattr(args, "init_from", None) is None:
+        return 0
+    _, record, updates = find_checkpoint(args.init_from)
+    theirs = record["args"]
+    return record.get("steps_before", 0) + updates[-1] * theirs["num_envs"] * theirs["num_steps"]
+
+
+def _git(script: str, *command: str) -> str | None:
+    try:
+        folder = str(Path(script).absolute().parent)
+        done = subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=2, default=str) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader, and whoever comes after a crash, sees the old text or the new one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    os.replace(part, path)

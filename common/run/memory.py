@@ -1,0 +1,114 @@
+"""What a run will hold in memory, known before anything is compiled."""
+
+import contextlib
+import ctypes
+import math
+import os
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from common.run.arguments import UsageError, divisors
+from common.run.devices import share, together
+
+Parts = dict[str, int]  # bytes over all devices, by what they are for
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all arrays (or shapes) in a pytree."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def device_bytes(devices: list[jax.Device]) -> int:
+    """Memory that these devices of this machine together may use; for CPU devices what the machine has free."""
+    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] * len(devices)
+    try:
+        free = int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    except (OSError, TypeError):  # not Linux: all of it
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # of a container or a Slurm job
+    return free
+
+
+def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> Parts:
+    """What an update in this number of chunks holds at its largest.
+
+    state: shapes of the learner and the environments, all seeds; floats: numbers kept per transition, beside the
+    observation, the action and two flags; activations: numbers that the networks hold at a time per observation.
+    """
+    size, chunk = math.prod(env.obs_shape), args.num_seeds * args.num_envs // chunks
+    stored = -(-size // 8) if env.obs_dtype.kind == "b" else size * env.obs_dtype.itemsize
+    states = tree_bytes(state.environments)
+    return {
+        "learner": 4 * args.num_devices * tree_bytes(state.learner),  # with gradients, and old and new
+        # All of them, and of the chunk at work the states after a step and what the network makes of them.
+        "environments": states + states // chunks + 4 * chunk * (size + activations),
+        "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
+        # One as floats, and what is kept of it for the gradient.
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * (size + 2 * activations),
+    }
+
+
+def check(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:
+    """Prints what `estimate` says; raises UsageError where the devices have less than an update or an evaluation needs.
+    The arguments are those of `estimate`."""
+    fit(args, env, lambda chunks: estimate(args, env, state, floats, activations, chunks))
+    each = tree_bytes(state.environments) // (args.num_seeds * args.num_envs)
+    levels = env.suite.num_levels or 1
+    episodes = levels * -(-args.num_eval_episodes // levels)
+    needed = args.num_seeds * episodes * (2 * each + 4 * (math.prod(env.obs_shape) + activations))
+    free = device_bytes(jax.local_devices()[:1])
+    if needed > free and args.num_eval_episodes:
+        raise UsageError(
+            f"--num-eval-episodes {args.num_eval_episodes}: playing {episodes} episodes at once needs "
+            f"{needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB available; take fewer"
+        )
+
+
+def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "") -> None:
+    """Prints what a run will hold, parts_in(number of chunks); raises UsageError where the devices of a machine have
+    less than their part of it. advice: what else to lower."""
+    devices = jax.devices()[: args.num_devices]
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    # CPU memory is shared by the processes of one machine.
+    node = platform.node()
+    sharing = share(node).count(node) if here[0].platform == "cpu" else 1
+    limit = device_bytes(here) // sharing
+    parts = parts_in(args.num_rollout_chunks)
+    listed = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
+    each = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    print(f"memory: {listed}; {limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s){each}")
+
+    def needed(chunks: int) -> int:
+        return sum(parts_in(chunks).values()) // jax.process_count()
+
+    def compare() -> None:
+        sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
+        if env.num_envs * args.num_steps > 2**31:  # the shuffle counts in 32 bits
+            raise UsageError(
+                f"{sizes}: more than 2^31 transitions per device and chunk; use more than --num-rollout-chunks "
+                f"{args.num_rollout_chunks}"
+            )
+        if needed(args.num_rollout_chunks) > limit:
+            common = math.gcd(args.num_envs // len(devices), args.num_minibatches)
+            fitting = [chunks for chunks in divisors(common) if needed(chunks) <= limit]
+            chunks = f"--num-rollout-chunks {fitting[0]} would fit, or " if fitting else ""
+            raise UsageError(
+                f"{sizes}: needs {needed(args.num_rollout_chunks) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB "
+                f"available{each}; {chunks}fewer of either, or of --num-seeds{advice}"
+            )
+
+    together(compare)
+
+
+def give_back() -> None:
+    """Returns to the system what compiling has left with glibc, 230 MB after ppo.py's update."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,333 @@
+"""What a run left behind: its numbers and its picture.
+
+    python -m common.run.plots runs/A runs/B --out picture.png
+    python -m common.run.plots runs/A runs/B --keys charts/episodic_return plasticity/feature_rank --out picture.png
+
+draws several runs in one picture, labelled by the flags in which they differ. A run that was branched off another one
+(--init-from) begins where that one was.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tyro.conf import Positional
+
+from common.run.arguments import UsageError, read_record
+
+# What is drawn unless asked otherwise; those that the runs do not have are left out.
+PERFORMANCE = {
+    "return": "charts/episodic_return",
+    "solve_rate": "charts/solve_rate",
+    "negative_distance": "charts/negative_distance",
+}
+EVALUATION = {"charts/episodic_return": "eval/episodic_return", "charts/solve_rate": "eval/solve_rate"}  # beside it
+# What tells a plateau from a slow climb, in the table at the end of a run, too; below, of noisy gradient descent.
+DIAGNOSIS = {
+    "kl": "outer/kl",
+    "ddr": "outer/ddr",
+    "entropy": "losses/entropy",
+    "explained_variance": "losses/explained_variance",
+}
+PANELS = ("outer/kl", "outer/ddr", "losses/entropy")
+OTHER_PANELS = ("outer/update_norm", "outer/grad_norm")
+AXIS_LABELS = {
+    "charts/episodic_return": "episode return",
+    "charts/episodic_length": "episode length (steps)",
+    "charts/solve_rate": "solve rate",
+    "charts/negative_distance": "−‖x‖ (negative distance from the optimum)",
+    "charts/SPS": "environment steps per second",
+    "eval/solve_rate": "solve rate, evaluation",
+    "eval/hand_designed/solve_rate": "solve rate, hand-designed levels",
+    "losses/entropy": "entropy of the policy (nats)",
+    "outer/kl": "KL of an update (nats)",
+    "outer/ddr": "data-to-divergence ratio (transitions per nat)",
+    "outer/grad_norm": "gradient norm (before any clipping)",
+    "outer/update_norm": "norm of an update",
+}
+# Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+LONGEST_LABEL = 60  # characters
+# Flags that say how a run was made, not what it is.
+BOOKKEEPING = {
+    *("seed", "run_name", "runs_dir", "resume", "evaluate", "track", "wandb_project_name", "wandb_entity"),
+    *("wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode", "list_envs", "capture_video", "num_devices"),
+    *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every"),
+    *("num_eval_episodes", "num_eval_levels", "eval_sizes", "video_levels", "video_buffer_levels"),
+    *("plasticity_every", "dormant_tau"),
+}
+
+
+def read_lines(run: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl. What is no number, or no line at all (the process was killed in the middle of
+    one), is left out."""
+    lines = []
+    try:
+        with open(Path(run) / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except json.JSONDecodeError:
+                    continue
+                if isinstance(line, dict):
+                    lines.append({key: value for key, value in line.items() if _is_number(value)})
+    except FileNotFoundError:
+        pass
+    return [line for line in lines if all(isinstance(line.get(key), int) for key in ("update", "global_step"))]
+
+
+def _is_number(value: Any) -> bool:
+    """A number, nothing (null), or a list of such."""
+    if isinstance(value, list):
+        return all(map(_is_number, value))
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where and what `key` was. -> steps [T], values [T, seeds]; lines without any value are left out."""
+    kept = [line for line in lines if not all(v is None for v in np.ravel(line.get(key)))]
+    values = [np.atleast_1d(np.array(line[key], np.float64)) for line in kept]  # None becomes NaN
+    shape = Counter(value.shape for value in values).most_common(1)[0][0] if values else (1,)
+    rows = [(line["global_step"], value) for line, value in zip(kept, values, strict=True) if value.shape == shape]
+    steps = np.array([step for step, _ in rows], np.float64)
+    return steps, np.array([value for _, value in rows]).reshape(len(rows), *shape)
+
+
+def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half width of its 95 % t-interval over the last axis, leaving out NaN. The width of one value is NaN."""
+    from scipy.special import stdtrit
+
+    count = np.sum(~np.isnan(values), axis=-1)
+    mean = np.nansum(values, axis=-1) / np.maximum(count, 1)
+    squares = np.nansum((values - mean[..., None]) ** 2, axis=-1)
+    freedom = np.maximum(count - 1, 1)
+    width = stdtrit(freedom, 0.975) * np.sqrt(squares / freedom / np.maximum(count, 1))
+    return np.where(count > 0, mean, np.nan), np.where(count > 1, width, np.nan)
+
+
+def summarize(run: Path | str) -> dict[str, Any]:
+    """The numbers to report of a run: final_... is the mean over the last 10 % of the lines that have a value, with
+    several seeds `ci95` the half width of the t-interval over seeds."""
+    lines = read_lines(run)
+    summary: dict[str, Any] = {}
+    for name, key in {**PERFORMANCE, **DIAGNOSIS}.items():
+        _, values = series(lines, key)
+        if len(values) == 0:
+            continue
+        tail = values[-max(1, len(values) // 10) :]
+        summary[f"final_{name}"] = _interval(mean_and_ci(tail.T)[0])
+        if name in PERFORMANCE:
+            summary[f"best_{name}"] = float(mean_and_ci(values)[0].max())
+    evaluated = {key: line[key] for line in lines for key in line if key.startswith("eval/")}  # the last one stays
+    for key, value in evaluated.items():
+        summary[key] = _interval(np.atleast_1d(np.array(value, np.float64)))
+    speeds = [line["charts/SPS"] for line in lines if line.get("charts/SPS")]
+    summary["steps_per_second"] = int(np.median(speeds)) if speeds else None
+    return summary
+
+
+def _interval(per_seed: np.ndarray) -> dict[str, Any]:
+    mean, width = (None if np.isnan(x) else float(x) for x in mean_and_ci(per_seed))
+    seeds = [None if np.isnan(x) else float(x) for x in per_seed]
+    return {"mean": mean} if len(seeds) == 1 else {"mean": mean, "ci95": width, "seeds": seeds}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """A summary as aligned text."""
+
+    def text(key: str, value: Any) -> str:
+        if isinstance(value, dict):
+            width = value.get("ci95")
+            seeds = f" ± {width:.3g} (95 % CI, {len(value['seeds'])} seeds)" if width is not None else ""
+            return "-" if value["mean"] is None else f"{value['mean']:.4g}{seeds}"
+        if key.endswith("_bytes"):
+            return f"{value / 2**20:,.0f} MiB"
+        if isinstance(value, float):
+            return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return _short(value)
+
+    rows = {key.removesuffix("_bytes"): text(key, value) for key, value in summary.items() if value is not None}
+    width = max(map(len, rows))
+    return "\n".join(f"{key:<{width}}  {value}" for key, value in rows.items())
+
+
+def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[str]:
+    """One label for each run: the fewest flags that tell them apart, else the names of their folders. `records` are the
+    runs' args.json."""
+    flags = [{"script": record["script"], **record["args"]} for record in records]
+    names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in BOOKKEEPING]
+    differing = [name for name in [*names, "seed"] if any(f.get(name) != flags[0].get(name) for f in flags)]
+    chosen: list[str] = []
+
+    def told_apart(by: Sequence[str]) -> int:
+        return len({tuple(str(f.get(name)) for name in by) for f in flags})
+
+    while told_apart(chosen) < len(flags) and len(chosen) < len(differing):
+        chosen.append(max(differing, key=lambda name: told_apart([*chosen, name])))  # of equals the first
+    found = [", ".join(f"{name} = {_short(f.get(name))}" for name in chosen) for f in flags]
+    fits = len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL
+    return found if fits else [Path(run).name for run in runs]
+
+
+def _short(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def draw(
+    runs: Sequence[Path | str],
+    out: Path | str,
+    keys: Sequence[str] | None = None,
+    title: str | None = None,
+    smooth: int | None = None,
+) -> bool:
+    """Draws `keys` of the runs against environment steps into the picture file `out`: a panel for each key, a line for
+    each run, the mean over its seeds with the 95 % interval shaded. `smooth` is the number of lines in the running
+    mean; None chooses about a fiftieth of the run. False, and no picture, where there is nothing to draw."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    lines = [read_lines(run) for run in runs]
+    records = [read_record(Path(run), "run") for run in runs]
+    names = labels(records, runs) if len(runs) > 1 else [""]
+    keys = [key for key in keys or _panels(lines) if _has(lines, key)]
+    if not keys:
+        return False
+    smooth = smooth or max(1, max(map(len, lines)) // 50)
+    columns = len(keys) if len(keys) < 4 else -(-len(keys) // 2)
+    rows = -(-len(keys) // columns)
+    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+    # A Figure of its own, without pyplot: no backend is chosen for the process and nothing stays in memory.
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(5.4 * columns, 3.6 * rows + 0.4), layout="constrained")
+        for place, key in enumerate(keys, 1):
+            axes = figure.add_subplot(rows, columns, place)
+            for index, (record, own) in enumerate(zip(records, lines, strict=True)):
+                _draw_run(
+                    axes, own, key, record.get("steps_before") or 0, smooth, COLOURS[index % len(COLOURS)], names[index]
+                )
+            many = records[0]["args"].get("num_seeds", 1) > 1
+            _finish_axes(axes, key, "environment steps (per seed)" if many else "environment steps", smooth)
+        if len(runs) > 1:
+            handles, texts = figure.axes[0].get_legend_handles_labels()
+            in_a_row = max(1, int(13 * figure.get_figwidth()) // (max(map(len, texts), default=0) + 6))
+            figure.legend(handles, texts, loc="outside lower center", ncols=in_a_row, frameon=False)
+        figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
+        figure.suptitle(title or _title(records, lines), fontsize=12)
+        figure.savefig(out, dpi=150)
+    return True
+
+
+def _has(lines: list[list[dict[str, Any]]], key: str) -> bool:
+    return any(len(series(own, key)[0]) for own in lines)
+
+
+def _panels(lines: list[list[dict[str, Any]]]) -> list[str]:
+    solved = _has(lines, "charts/solve_rate")
+    performance = ["charts/solve_rate"] if solved else [key for key in PERFORMANCE.values() if _has(lines, key)]
+    others = [key for key in PANELS if _has(lines, key)] or [key for key in OTHER_PANELS if _has(lines, key)]
+    return performance + others
+
+
+def _draw_run(
+    axes: Any, lines: list[dict[str, Any]], key: str, begin: int, smooth: int, colour: str, label: str
+) -> None:
+    """A run's line and, beside a return, its evaluations as circles. begin: the step at which it was branched off."""
+    steps, values = series(lines, key)
+    if len(steps):
+        mean, width = mean_and_ci(running_mean(values, smooth))
+        steps = steps + begin
+        if smooth > 1 and values.shape[1] == 1:
+            axes.plot(steps, values[:, 0], color=colour, linewidth=0.7, alpha=0.25)
+        axes.plot(steps, mean, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
+        if values.shape[1] > 1:
+            axes.fill_between(steps, mean - width, mean + width, color=colour, alpha=0.18, linewidth=0)
+    steps, values = series(lines, EVALUATION.get(key, ""))
+    if len(steps):
+        mean, width = mean_and_ci(values)
+        axes.errorbar(steps + begin, mean, np.nan_to_num(width), fmt="o", mfc="white", color=colour, markersize=5)
+
+
+def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(x_label)
+    running = f"\n(running mean of {smooth} lines)" if smooth > 1 else ""
+    circles = "\n(circles: evaluation)" if key in EVALUATION and axes.containers else ""
+    axes.set_ylabel(AXIS_LABELS.get(key, key) + running + circles)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(linewidth=0.5, alpha=0.35)
+    axes.margins(x=0.02)
+    if key == "charts/solve_rate":
+        axes.set_ylim(-0.02, 1.02)
+    low, high = axes.dataLim.intervaly
+    if key in ("outer/kl", "outer/ddr") and 0 < low < high:
+        axes.set_yscale("log")
+
+
+def running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean over `width` rows around each row (fewer at the ends), leaving out NaN. values: [T, seeds]."""
+    kernel = np.ones(min(width, len(values)))
+    known = ~np.isnan(values)
+
+    def total(x: np.ndarray) -> np.ndarray:
+        return np.stack([np.convolve(column, kernel, mode="same") for column in x.T], axis=1)
+
+    count = total(known.astype(np.float64))
+    return np.where(count > 0, total(np.where(known, values, 0.0)) / np.maximum(count, 1), np.nan)
+
+
+def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> str:
+    envs = list(dict.fromkeys(str(record["args"].get("env_id")) for record in records))
+    scripts = list(dict.fromkeys(record["script"] for record in records))
+    text = f"{', '.join(scripts)} on {', '.join(envs)}"
+    seeds = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
+    return f"{text}, mean and 95 % interval of {seeds.pop()} seeds" if len(seeds) == 1 and max(seeds) > 1 else text
+
+
+def main(
+    runs: Positional[tuple[Path, ...]],
+    out: Path = Path("curves.png"),
+    keys: tuple[str, ...] = (),
+    title: str | None = None,
+    smooth: int | None = None,
+) -> None:
+    """Draws several runs in one picture.
+
+    Args:
+        runs: Folders of the runs.
+        out: The picture to write (.png, .pdf or .svg).
+        keys: Keys of metrics.jsonl, a panel each (default: return, KL, data-to-divergence ratio, entropy).
+        title: Title of the picture.
+        smooth: Lines in the running mean (default: about a fiftieth of the run).
+    """
+    if not runs:
+        raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    lines = [read_lines(run) for run in runs if read_record(run, "run")]
+    for key in keys:
+        if not _has(lines, key):
+            known = sorted({name for own in lines for line in own for name in line} - {"update", "global_step", "time"})
+            raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
+    try:
+        drawn = draw(runs, out, keys, title, smooth)
+    except (OSError, ValueError) as error:  # no picture format of that name
+        raise UsageError(f"--out {out}: cannot be written ({str(error).splitlines()[0]})") from None
+    if not drawn:
+        raise UsageError(f"{', '.join(map(str, runs))}: nothing to draw; none of their updates is on record")
+    print(out)
+
+
+if __name__ == "__main__":
+    import sys
+
+    import tyro
+
+    try:
+        tyro.cli(main)
+    except UsageError as error:
+        print(f"plots: error: {error}", file=sys.stderr)
+        sys.exit(2)

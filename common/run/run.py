@@ -1,0 +1,482 @@
+"""A run from its begin to its end. Knows nothing of any algorithm.
+
+    def train(args):
+        args = begin(args, __file__)
+        run = Run(args, __file__)
+        state = run.restore(state)
+        with run:
+            for update in run.updates():
+                state, metrics = step(state)
+                run.log(update, metrics)
+                run.save_if_due(update, state)
+        run.finish()
+        return run.path
+
+    if __name__ == "__main__":
+        main(train, Args)
+
+A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end summary.json and curve.png, and videos/
+where there are any.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from common.run import devices, folder, memory
+from common.run.arguments import UsageError, parse, read_record
+from common.run.checkpoints import Checkpoints, checkpoint_updates, find_checkpoint, first_line, restore_newest
+from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Diverged(RuntimeError):
+    """The loss or a parameter is no longer finite."""
+
+    def __init__(self, update: int, checkpoint: Path | None, can_branch: bool):
+        advice = "no checkpoint was saved before it (--checkpoint-every N saves every N updates)"
+        if checkpoint is not None:
+            source = f"{checkpoint.parent.parent}@{checkpoint.name}"
+            again = f" (start again from it with --init-from {source} and a smaller --learning-rate)"
+            advice = f"last good checkpoint: {checkpoint}{again if can_branch else ''}"
+        super().__init__(f"update {update}: loss or parameters are no longer finite; {advice}")
+
+
+def main(train: Callable[[Any], Any], args_class: type) -> None:
+    """Runs a script: parses the command line into `args_class` and calls `train`. What the user can mend is one line on
+    stderr, not a traceback: exit code 2 for bad input, 1 for divergence, 128 + n after signal n."""
+    script = Path(sys.argv[0]).name
+    guard_output()
+    try:
+        about = sys.modules[train.__module__].__doc__ or ""
+        args = parse(args_class, about.split("\n\n")[0])
+        if getattr(args, "list_envs", False):
+            from common import envs
+
+            print("\n".join(envs.known_ids()))
+        else:
+            train(args)
+    except UsageError as error:
+        _exit(f"{script}: error: {error}", 2)
+    except Diverged as error:
+        _exit(f"{script}: {error}", 1)
+    except KeyboardInterrupt:
+        _exit(f"{script}: interrupted", 128 + signal.SIGINT, alone=True)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _exit(traceback.format_exc(), 1, alone=True)
+
+
+def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
+    """`alone`: the other processes do not know of it. An orderly exit would wait minutes for them, as they for us."""
+    print(message, file=sys.stderr, flush=True)
+    if alone and jax.distributed.is_initialized():
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def begin(args: Any, script: str) -> Any:
+    """Starts JAX's devices. -> with --resume or --evaluate the arguments of that run, else `args`. `script` is the
+    calling script's __file__."""
+    devices.start(args)
+    return devices.together(lambda: folder.settle(args, script))
+
+
+def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
+    """--evaluate: what `player` says of a checkpoint's learner, as a run of its own that trains nothing. learner: its
+    shapes. -> the run's folder."""
+    where, source = f"--evaluate {args.evaluate}", find_checkpoint(args.evaluate, "--evaluate")
+    if not args.num_eval_episodes and not args.capture_video:
+        raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
+    state, update = restore_newest(source[0], source[2], {"learner": like}, where, partial=True)
+    return evaluate_learner(args, script, player, state["learner"], update)
+
+
+def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int) -> Path:
+    """As `evaluate`, of a learner that is there."""
+    run = Run(args, script, only=update)
+    with run:
+        scores = run.evaluate_if_due(update, player, learner)
+        run.film_if_asked(lambda: player.film(learner))
+    print(player.table(scores), end="")
+    run.finish()
+    return run.path
+
+
+class Run:
+    """One training run. A context manager around the training loop: inside it SIGTERM, SIGHUP and Ctrl-C end the loop
+    after the update at work; a second one goes through as usual. only: an evaluation after this update, no training."""
+
+    def __init__(self, args: Any, script: str, only: int | None = None):
+        self.args = args
+        self.num_updates = args.num_updates if only is None else only
+        self.steps_per_update = args.batch_size
+        self.is_main = jax.process_index() == 0  # alone writes everything but the checkpoints
+        self.path = Path(args.resume) if args.resume else folder.make(args, script)
+        self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
+        self._script = script
+        self._lock: Any = None
+        self._signal: int | None = None
+        self._stopping = False
+        self._old_handlers: dict[int, Any] = {}
+        self._warned: set[str] = set()
+        self._failed = False
+        self._tracker: Tracker | None = None
+        self._file: Any = None
+        self._first = self.done = self._saved = only or 0  # updates: begun after, done, saved last
+        self._evaluated: set[int] = set()
+        self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched, not fetched
+        self._rows: list[dict[str, np.ndarray]] = []  # fetched, not written
+        self._busy = 0.0  # seconds that the updates in _rows took
+        self._offset, self._born = 0.0, time.perf_counter()
+        self._clock = self._born
+        self._shown: dict[str, float] = {}
+        devices.together(self._open_record if self.is_main else lambda: None)
+
+    def _open_record(self) -> None:
+        self._lock = folder.lock(self.path)
+        if self.args.resume:
+            self.record = read_record(self.path, "--resume")
+        else:
+            self.record = folder.make_record(self.args, self._script)
+            try:
+                self._write_record()
+            except OSError as error:
+                raise UsageError(f"--runs-dir {self.args.runs_dir}: cannot write there ({error.strerror})") from None
+        say(f"run: {self.path}")
+
+    def _write_record(self) -> None:
+        folder.write_json(self.path / "args.json", self.record)
+        shutil.copyfile(self._script, self.path / "source.py")
+
+    def note(self, key: str, value: Any) -> None:
+        """Records a fact about the run (compile_s, ...) in args.json and in the summary."""
+        if self.is_main:
+            self.record.setdefault("notes", {})[key] = value
+            self._guard("args.json", lambda: folder.write_json(self.path / "args.json", self.record))
+
+    def restore(self, state: Any) -> Any:
+        """With --resume the state in the newest intact checkpoint, else `state`."""
+        if not self.args.resume:
+            return state
+        updates = checkpoint_updates(self.checkpoints.folder)
+        state, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False)
+        self._first = self.done = self._saved = update
+        if self.is_main:
+            for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
+                damaged.rename(damaged.with_suffix(".damaged"))  # else it would be in the way of the next save
+            self._drop_lines_after(update)
+            say(f"resuming after update {update} of {self.num_updates}")
+        return state
+
+    def _drop_lines_after(self, update: int) -> None:
+        from common.run.plots import read_lines
+
+        kept = [line for line in read_lines(self.path) if line["update"] <= update]
+        self._offset = max([0.0, *(line.get("time", 0.0) for line in kept)])
+        self._evaluated = {line["update"] for line in kept if any(key.startswith("eval/") for key in line)}
+        if (self.path / "metrics.jsonl").exists():
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            folder.write_atomically(self.path / "metrics.jsonl", text)
+
+    def __enter__(self) -> "Run":
+        args = self.args
+        if self.is_main and args.track:
+            names = ("script", "command", "git_commit", "versions", "machine")
+            config = {**self.record["args"], **{name: self.record.get(name) for name in names}}
+            settings = {
+                name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")
+            }
+            settings |= {"project": args.wandb_project_name, "config": config}
+            settings |= {"dir": str(self.path), "id": self.record["wandb_id"], "name": self.path.name}
+            self._tracker = Tracker(settings)
+        # With several processes JAX has its own SIGTERM handler, by which all agree where to stop (see `log`).
+        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
+            # What is ignored (SIGHUP under nohup) stays ignored.
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heard}
+        steps = self.steps_per_update
+        self._progress = Progress(self.num_updates * steps, self._first * steps, self.is_main)
+        self._clock = time.perf_counter()
+        return self
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._signal = number
+        self._restore_handlers()
+        # Not `say`: the signal may have come in the middle of another print. The terminal may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping after this update, saving ...\n")
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._old_handlers = {}
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if error is None:
+                self._drain()
+            else:
+                self._write_rows()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        newest = self.checkpoints.newest()
+        self._progress.close()
+        self._restore_handlers()
+        if self._file is not None:
+            self._guard("metrics.jsonl", self._file.close)
+        if self._tracker is not None:
+            self._tracker.close()
+        if self._lock is not None:
+            self._lock.close()
+        if self._signal is not None and self.is_main and newest is not None:
+            also = ["--distributed"] if jax.process_count() > 1 else []
+            command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
+            say(f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}")
+        elif self._signal is not None and self.is_main:
+            say("stopped before the first checkpoint: there is nothing to go on from")
+
+    def updates(self) -> Iterator[int]:
+        """The updates to do, until the last one or a stop."""
+        for update in range(self._first + 1, self.num_updates + 1):
+            if self._stopping:
+                return
+            yield update
+
+    def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes the metrics of the update just dispatched, [] or [num_seeds] each, and writes those of the update
+        before: the device always has work, and never more than two updates of it. The entry `finite` is not written;
+        Diverged is raised where it is False. Keys charts/episodic_... and charts/..._episodic_... are means over
+        charts/num_episodes and charts/..._num_episodes, by which lines of several updates weigh them."""
+        pending, self._pending = self._pending, (update, metrics)
+        self._take(pending)
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            if multihost_utils.reached_preemption_sync_point(update):
+                self._signal = signal.SIGTERM
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done inside is not training: it begins when the update before is over, and charts/SPS leaves its time
+        out."""
+        pending, self._pending = self._pending, None
+        self._take(pending)
+        yield
+        self._clock = time.perf_counter()
+
+    def write(self, update: int, metrics: dict[str, Any]) -> None:
+        """Writes a line of its own into metrics.jsonl, beside those of the updates."""
+        if not self.is_main:
+            return
+        if not (self.path / "args.json").exists():
+            self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
+            self._guard("args.json", self._make_again)
+        seconds = round(self._offset + time.perf_counter() - self._born, 3)
+        line = {"update": update, "global_step": update * self.steps_per_update, "time": seconds}
+        line |= {key: plain(value) for key, value in metrics.items()}
+        self._guard("metrics.jsonl", lambda: self._append(line))
+        if self._tracker is not None:
+            self._tracker.log(line)
+
+    def _make_again(self) -> None:
+        self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        self._write_record()
+        self._file = None
+
+    def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
+        """Waits for an update, keeps its metrics and writes them when a line is due."""
+        if pending is None:
+            return
+        update, row = pending[0], jax.device_get(pending[1])
+        now = time.perf_counter()
+        self._busy, self._clock = self._busy + now - self._clock, now
+        finite = bool(np.all(row.pop("finite", True)))
+        self._rows.append(row)
+        self.done = update
+        if update % self.args.log_every == 0 or update == self.num_updates or not finite:
+            self._write_rows()
+        self._show(update, row)
+        if not finite:
+            self._not_finite = self._not_finite or update
+            if self.args.halt_on_nan:
+                raise Diverged(update, self.checkpoints.newest(), hasattr(self.args, "init_from"))
+
+    def _drain(self) -> None:
+        """Everything that was logged is written."""
+        with self.aside():
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        if self._rows:
+            speed = len(self._rows) * self.steps_per_update / max(self._busy, 1e-9)
+            self.write(self.done, {"charts/SPS": int(speed), **pool(self._rows)})
+            self._rows, self._busy = [], 0.0
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = open(self.path / "metrics.jsonl", "ab")  # noqa: SIM115 (open as long as the run)
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def _guard(self, what: str, write: Callable[[], Any]) -> None:
+        """A full disk costs a line or a picture, not what was learned: warns once and goes on."""
+        try:
+            write()
+        except OSError as error:
+            self._warn(what, f"cannot write {self.path / what} ({error.strerror or error})")
+
+    def _warn(self, topic: str, message: str) -> None:
+        """Once for each topic."""
+        if topic not in self._warned:
+            say(f"warning: {message}")
+        self._warned.add(topic)
+
+    def _show(self, update: int, row: dict[str, np.ndarray]) -> None:
+        for name, key in (("return", "charts/episodic_return"), ("solved", "charts/solve_rate")):
+            values = np.ravel(row.get(key, np.nan))
+            if np.any(np.isfinite(values)):
+                self._shown[name] = float(np.mean(values[np.isfinite(values)]))
+        shown = ", ".join(f"{name}={value:.4g}" for name, value in self._shown.items())
+        self._progress.advance(update * self.steps_per_update, shown)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked this process to stop. With several processes `log` says when all do."""
+        return self._signal is not None
+
+    def save_if_due(self, update: int, state: Any) -> None:
+        """Saves a checkpoint every --checkpoint-every updates, at the last one and at a stop, which it decides. Makes
+        sure that this update's metrics are finite; call it before the next update is dispatched. The last checkpoint of
+        a run is complete when this returns."""
+        self._stopping = self.interrupted
+        last = self._stopping or update == self.num_updates
+        every = self.args.checkpoint_every
+        if update == self._saved or not (last or (every > 0 and update % every == 0)):
+            return
+        self._drain()
+        with self.aside():
+            try:
+                self.checkpoints.wait()
+            except Exception as error:  # a full disk is a ValueError of tensorstore
+                self._warn("checkpoints", f"the checkpoint before {update} could not be saved ({first_line(error)})")
+            try:
+                self.checkpoints.save(update, state)
+                self._saved = update
+                if last:
+                    self.checkpoints.wait()
+            except Exception as error:
+                self._failed = last
+                message = f"checkpoint {update} could not be saved ({first_line(error)})"
+                self._warn("last checkpoint" if last else "checkpoints", message)
+
+    def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
+        """Writes player.scores(learner, update) every --eval-every updates and at the last one, but for update 0 and
+        what was evaluated before a restart. The first process plays alone: it must be a matter of its own devices."""
+        every = self.args.eval_every
+        due = update == self.num_updates or (every > 0 and update > 0 and update % every == 0)
+        if not due or not self.args.num_eval_episodes or update in self._evaluated:
+            return {}
+        with self.aside():
+            scores = jax.device_get(player.scores(learner, update)) if self.is_main else {}
+        self.write(update, scores)
+        return scores
+
+    def film_if_asked(self, film: Callable[[], dict[str, Callable[[], Sequence[np.ndarray]]]]) -> None:
+        """With --capture-video the gifs of film(), by name, at the end of a run that was not stopped."""
+        if self.args.capture_video and self.is_main and not self.interrupted:
+            for name, record in film().items():
+                self._video(name, record)
+
+    def _video(self, name: str, record: Callable[[], Sequence[np.ndarray]], fps: int = 20) -> None:
+        """Writes frames, uint8 [H, W, 3] each, as videos/<name>.gif, and sends them to wandb. A renderer that fails
+        costs the video, not the run."""
+        import imageio.v3
+
+        file = self.path / "videos" / f"{name.replace('/', '-')}.gif"
+        try:
+            frames = np.stack(record())
+            file.parent.mkdir(exist_ok=True)
+            imageio.v3.imwrite(file, frames, duration=1000 / fps, loop=0)
+        except Exception as error:
+            self._warn("video", f"no video {file} ({first_line(error)})")
+            return
+        if self._tracker is not None:
+            self._tracker.video(f"videos/{name}", file)
+
+    def plasticity_due(self, update: int) -> bool:
+        """Every --plasticity-every updates, and at the last one; never if that is 0."""
+        every = self.args.plasticity_every
+        return every > 0 and (update % every == 0 or update == self.num_updates)
+
+    def compile(self, function: Any, *args: Any) -> Any:
+        """Compiles a jitted function for these arguments, if there is an update to do; records how long it took."""
+        if self._first >= self.num_updates:
+            return function
+        if self.is_main:
+            say("compiling ...")
+        began = time.perf_counter()
+        compiled = function.lower(*args).compile()
+        memory.give_back()
+        self.note("compile_s", round(time.perf_counter() - began, 1))
+        return compiled
+
+    def finish(self) -> None:
+        """Prints the summary and saves it with curve.png. Ends the process with 128 + n if signal n stopped the run,
+        with 1 if its last checkpoint could not be saved."""
+        if self.is_main:
+            from common.run import plots
+
+            summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
+            self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
+            self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
+            tqdm.write(plots.table(summary))
+            if self._not_finite:
+                say(f"warning: since update {self._not_finite} parameters or losses are not finite")
+        if self._signal is not None or self._failed:
+            raise SystemExit(1 if self._failed else 128 + self._signal)
+
+    def _facts(self) -> dict[str, Any]:
+        newest = self.checkpoints.newest()
+        return {
+            "run": str(self.path),
+            "checkpoint": str(newest) if newest else None,
+            "env_id": self.args.env_id,
+            "updates": self.done,
+            "num_updates": self.num_updates,
+            "global_step": self.done * self.steps_per_update,
+            "not_finite_since_update": self._not_finite,
+        }
+
+    def _resources(self) -> dict[str, Any]:
+        unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+        peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
+        return {
+            "wall_s": round(self._offset + time.perf_counter() - self._born, 1),
+            **self.record.get("notes", {}),
+            "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+            "peak_device_bytes": max(peaks) if peaks else None,
+        }

@@ -1,0 +1,142 @@
+"""Kinetix's levels as agents are compared on them: scores by set and by level, gifs, success rates of a search."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from common.evaluation import Player, on_one_device, play, record
+from common.run.arguments import NonNegative, RunArgs
+from common.run.plots import read_lines, series
+from common.run.tracking import say
+from common.suites import kinetix
+
+QUANTITIES = ("solve_rate", "episodic_return", "episodic_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelArgs(RunArgs):
+    """How an agent is evaluated on Kinetix's levels."""
+
+    # --- evaluation ---
+    num_eval_episodes: NonNegative[int] = 5
+    """Attempts at each evaluation level; 0: no evaluation."""
+    num_eval_levels: NonNegative[int] = 512
+    """Random evaluation levels of each size, the same in every run, beside the hand-designed ones (74 in all)."""
+    eval_sizes: tuple[Literal["s", "m", "l"], ...] = ("s", "m", "l")
+    """Sizes of the evaluation levels."""
+    capture_video: bool = False
+    """Save gifs of the final policy on --video-levels and on the most learnable levels of the buffer."""
+    video_levels: tuple[str, ...] = ()
+    """Hand-designed levels, such as s/h0_weak_thrust; by default one of each of --eval-sizes."""
+    video_buffer_levels: NonNegative[int] = 3
+    """Number of levels of the buffer."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        kinetix.check_level_names(self.video_levels, self.eval_sizes, "--video-levels")
+
+
+class LevelPlayer(Player):
+    """As Player, on the random and the hand-designed levels of --eval-sizes, in the first process."""
+
+    def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
+        super().__init__(args, suite, policy)
+        needed = (args.num_eval_episodes or args.capture_video) and jax.process_index() == 0
+        sizes = args.eval_sizes if needed else ()
+        if sizes:
+            say(f"loading evaluation levels of size {', '.join(sizes)} (minutes the first time, as is playing them)")
+        # Suite and names of its levels by group; those named random_... make a group of their own.
+        self.sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in sizes}
+        self._main = f"eval/random_{args.size}/"
+        self._group_scores = {
+            group: self._jit(partial(self._attempts, levels)) for group, (levels, _) in self.sets.items()
+        }
+
+    def _attempts(self, suite: Any, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
+        """Means over --num-eval-episodes attempts at each level of a suite, [levels] each."""
+        attempt = partial(play, suite, suite.num_levels, partial(self._act, learner))
+        # One after the other, each on all levels: memory does not follow their number.
+        first = jax.lax.map(attempt, jax.random.split(key, self._args.num_eval_episodes))
+        found = zip(QUANTITIES, (first.success, first.total_reward, first.length), strict=True)
+        return {name: x.mean(0) for name, x in found}
+
+    def scores(self, learner: Any, update: int) -> dict[str, np.ndarray]:
+        """Means over attempts and levels: eval/random_s/solve_rate, ..., eval/hand_designed_s/..., over all groups of a
+        kind eval/random/..., eval/hand_designed/..., of each hand-designed level levels/s/<name>/solve_rate, ...;
+        random levels of the training's size also as eval/solve_rate, .... Each [] or [num_seeds]."""
+        learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
+        values: dict[str, list[np.ndarray]] = {}
+        found: dict[str, np.ndarray] = {}
+        for group, (_, names) in tqdm(self.sets.items(), "evaluating", leave=False, disable=None):
+            for quantity, per_level in jax.device_get(self._group_scores[group](learner, key)).items():
+                for name, value in zip(names, np.moveaxis(per_level, -1, 0), strict=True):
+                    kind = "random" if name.startswith("random_") else "hand_designed"
+                    for key_ in (f"eval/{kind}/{quantity}", f"eval/{kind}_{group}/{quantity}"):
+                        values.setdefault(key_, []).append(value)
+                    if kind == "hand_designed":
+                        found[f"levels/{group}/{name}/{quantity}"] = value
+        means = {key: np.mean(many, axis=0) for key, many in sorted(values.items())}
+        main = {f"eval/{key.removeprefix(self._main)}": x for key, x in means.items() if key.startswith(self._main)}
+        return main | means | found
+
+    def film(self, learner: Any, buffer: Any = None) -> dict[str, Callable[[], list[np.ndarray]]]:
+        """An episode of the (first) learner on each of --video-levels, or on the first hand-designed level of each
+        group, and on the first --video-buffer-levels of a buffer, as far as it is filled."""
+        wanted, films = self._args.video_levels, {}
+        for group, (suite, names) in self.sets.items():
+            chosen = [name for name in wanted if name.startswith(f"{group}/")] if wanted else [f"{group}/{names[0]}"]
+            films |= self._films(learner, suite, {name: names.index(name.partition("/")[2]) for name in chosen})
+        if buffer is not None:
+            buffer = jax.device_get(self._one(buffer))
+            best = buffer.data[np.isfinite(buffer.score)][: self._args.video_buffer_levels]
+            if len(best):
+                levels = self._suite.on(jax.device_get(jax.vmap(self._suite.unpack)(best)))
+                films |= self._films(learner, levels, {f"buffer-{i}": i for i in range(len(best))})
+        return films
+
+    def _films(self, learner: Any, suite: Any, levels: dict[str, int]) -> dict[str, Callable[[], list[np.ndarray]]]:
+        # All together when the first is needed, where Run sees to it that a failure costs no more than the gifs.
+        films = cache(lambda: record(suite, list(levels.values()), partial(self._act, self._one(learner)), self._key))
+        return {name: lambda i=i: films()[i] for i, name in enumerate(levels)}
+
+    def table(self, scores: dict[str, np.ndarray]) -> str:
+        """The hand-designed levels, a line each; means over seeds."""
+        levels = sorted({key.rpartition("/")[0] for key in scores if key.startswith("levels/")})
+        width = max(map(len, levels), default=0) - len("levels/")
+        lines = [f"{'level':<{width}}  solved  return  length"] if levels else []
+        for level in levels:
+            solved, reward, length = (np.mean(scores[f"{level}/{x}"]) for x in QUANTITIES)
+            lines.append(f"{level.removeprefix('levels/'):<{width}}  {solved:6.2f}  {reward:6.2f}  {length:6.1f}")
+        return "".join(line + "\n" for line in lines)
+
+
+def draw_success_rates(run: Path, names: Sequence[str], rates: Sequence[float]) -> None:
+    """Draws success_rates.png of a run: for each name a panel, a column for each update, and as shades the shares of
+    levels at each success rate, from the keys <name>/rate_<rate>. Nothing where there are none."""
+    from matplotlib.figure import Figure
+
+    lines = read_lines(run)
+    figure = Figure(figsize=(5.4 * len(names), 4.0), layout="constrained")
+    for column, name in enumerate(names):
+        mine = [line for line in lines if f"{name}/rate_{rates[0]:.1f}" in line]
+        if not mine:
+            return
+        shares = np.array([series(mine, f"{name}/rate_{rate:.1f}")[1].mean(1) for rate in rates])
+        axes = figure.add_subplot(1, len(names), column + 1)
+        half = (rates[1] - rates[0]) / 2
+        edges = np.arange(shares.shape[1] + 1) - 0.5
+        mesh = axes.pcolormesh(edges, np.append(rates, rates[-1] + 2 * half) - half, shares, vmin=0, vmax=1)
+        ticks = np.unique(np.linspace(0, len(mine) - 1, 6).astype(int))
+        axes.set_xticks(ticks, [str(mine[i]["update"]) for i in ticks])
+        axes.set_xlabel("before update")
+        axes.set_ylabel(f"{name}: success rate")
+        figure.colorbar(mesh, ax=axes, label="share of levels")
+    with contextlib.suppress(OSError):  # a full disk costs the picture
+        figure.savefig(run / "success_rates.png", dpi=150)
