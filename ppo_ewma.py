@@ -13,14 +13,13 @@ on average. The rest is ppo.py, to the letter. docs/ppo_ewma.md explains the log
 Pendulum-v1 after 2M steps: -690 ± 377 with --com 8, -173 ± 17 with 512 (95 % CI, 5 seeds, two CPU cores; figure 1a).
 """
 
-import os
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
 
 import flax.linen as nn
 import jax

@@ -11,14 +11,13 @@ two over environments and rollout lengths. Where this differs from the authors' 
 the logged keys. CartPole-v1 500 ± 0 after 1M steps (5 seeds, two CPU cores; the command is in docs/pqn.md).
 """
 
-import os
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
 
 import flax.linen as nn
 import jax

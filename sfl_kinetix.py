@@ -12,16 +12,15 @@ environment keeps its level for the update. Beukman et al. 2026
 learning goes on. --com turns PPO into PPO-EWMA. Network: Kinetix's own. docs/sfl_kinetix.md explains the logged keys.
 """
 
-import os
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
 
 import jax
 import jax.numpy as jnp

@@ -17,13 +17,13 @@ sigma E chi_d / sqrt(1 - eta), and that of an update at eta times as much. Updat
 docs/stochastic_opt.md has the pictures.
 """
 
-import os
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,6 @@ from scipy.special import hyp1f1, poch
 from common.run import memory, plots
 from common.run.arguments import Fraction, LogArgs, NonNegative, Positive, UsageError, below
 from common.run.run import Run, begin, main
-
 
 BLOCK = 1024  # steps whose theory is computed together
 

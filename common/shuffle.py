@@ -16,6 +16,9 @@ def random_permutation(key: jax.Array, n: int) -> Callable[[jax.Array], jax.Arra
     undone, so their composition hits every number once. The first carries low bits upwards, the second high bits
     downwards; random odd numbers and summands make each of the rounds a different one. Where n is no power of two,
     positions that land beyond it are mixed again until they do not, which still hits every number below n once.
+
+    It is no draw from all n! permutations. Where single numbers and pairs of neighbours land cannot be told from chance
+    at any n; triples of neighbours can for n up to 16 (chi^2 / df 1.48 at 16), sizes that no minibatch has.
     """
     assert 0 < n <= 2**31, n
     bits = max(1, (n - 1).bit_length())

@@ -104,7 +104,9 @@ def collect(folder: Path, run: Cell) -> None:
     samples, count, axis = [], 0, int(args.num_seeds > 1)
     while count < MEASURED:
         state, _, sample = step(state)
-        rows = jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch))
+        rows = jax.tree.map(
+            lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch)
+        )
         samples.append(rows)  # [(seeds,) n, ...] of all chunks and devices
         count += rows.target.shape[axis]
     order = np.random.default_rng(0).permutation(count)[:MEASURED]  # of all updates alike

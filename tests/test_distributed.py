@@ -149,6 +149,7 @@ def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straigh
     assert metrics_of(path) == metrics_of(straight)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     path = straight.parent / "stopped"
     processes = start(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
@@ -168,6 +169,7 @@ def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     assert metrics_of(path) == metrics_of(straight)
 
 
+@pytest.mark.slow
 def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypatch, tmp_path):
     """And the training, evaluation, and a resumed run that go with it."""
     two, one = tmp_path / "two", tmp_path / "one"

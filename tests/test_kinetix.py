@@ -148,6 +148,7 @@ def test_frames(env, start):
     assert pictures[0].std() > 0 and (pictures[0] != pictures[1]).any()
 
 
+@pytest.mark.slow
 def test_random_levels(cache):
     """The evaluation level follows from the index alone, and a step gives back the types that a reset gives."""
     env = kinetix.make("s")
@@ -184,6 +185,7 @@ def test_without_kinetix(monkeypatch):
     assert error.value.name == "kinetix"
 
 
+@pytest.mark.slow
 def test_packed_levels_are_the_levels(cache):
     """Bit for bit, in all leaves; what is left out is what no sampled level has otherwise."""
     env = kinetix.make_entities("m")
@@ -199,6 +201,7 @@ def test_packed_levels_are_the_levels(cache):
     assert len(np.unique(packed, axis=0)) == 512
 
 
+@pytest.mark.slow
 def test_evaluation_levels_are_fixed_and_named(cache, monkeypatch):
     sampled = []
 

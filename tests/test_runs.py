@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from common.run import devices, plots, run as runs, tracking
+from common.run import devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import Checkpoints, checkpoint_updates, load_learner, restore_newest
 
@@ -302,6 +303,101 @@ def test_resumed_run_equals_a_straight_one(args, capsys):
         train(Args(resume=str(broken)))
     assert not end.value.code and "finished already, 10 of 10 updates" in capsys.readouterr().out
     assert json.loads((broken / "summary.json").read_text())["updates"] == 10
+
+
+@pytest.mark.parametrize("killed, asked", [(5, [5, 10]), (7, [10]), (10, [10])])
+def test_an_evaluation_that_a_kill_left_undone_is_made_when_the_run_goes_on(args, killed, asked):
+    """After the checkpoint of update 5 or 10 and before its evaluation, or after both of 5."""
+    args = dataclasses.replace(args, eval_every=5, checkpoint_every=5, num_eval_episodes=1)
+    straight, broken, resumed = Player(), Player(), Player()
+    expected, _ = train(dataclasses.replace(args, run_name="straight"), player=straight)
+    path, _ = train(args, stop_after=killed, player=broken)
+    train(Args(resume=str(path)), player=resumed)
+    assert straight.asked == [5, 10] and resumed.asked == asked
+    assert metrics_of(path) == metrics_of(expected)
+    assert (path / "summary.json").exists()
+
+
+def test_with_nothing_left_to_do_nothing_is_compiled(args):
+    run = run_of(args, 3)
+    run.done = run._first = 3
+    assert run.compile("not a function") == "not a function"
+
+
+def test_one_process_at_a_time_is_at_work_on_a_run(toy, tmp_path):
+    """The first one may be the run itself, or have resumed it; its end, however violent, ends the lock."""
+    first = toy("--run-name", "x", "--checkpoint-every", "5")
+    checkpoints = tmp_path / "runs/x/checkpoints"
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        seen = set(checkpoint_updates(checkpoints))
+        while first.poll() is None and not set(checkpoint_updates(checkpoints)) - seen:
+            time.sleep(0.05)
+        second = toy("--resume", "runs/x")
+        _, errors = second.communicate(timeout=60)
+        assert second.returncode == 2 and errors.count("\n") == 1
+        assert "error: --resume runs/x: another process is at work on this run" in errors
+        first.send_signal(number)
+        first.communicate(timeout=60)
+        first = toy("--resume", "runs/x", "--checkpoint-every", "5")
+
+
+def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
+    run = run_of(args, 9, checkpoint_every=3)
+    with run:
+        for update in run.updates():
+            run.log(update, {"losses/x": jnp.float32(update)})
+            run.save_if_due(update, initial_state())
+            if update == 4:
+                run.checkpoints.wait()
+                shutil.rmtree(run.path)
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and f"{run.path} has been deleted; it is made again" in said
+    assert checkpoint_updates(run.path / "checkpoints")[-1] == 9
+    assert [line["update"] for line in plots.read_lines(run.path)][-4:] == [6, 7, 8, 9]
+    run.finish()
+    assert json.loads((run.path / "args.json").read_text()) == json.loads(json.dumps(run.record))
+
+
+class GoneAway:
+    """Readers of stdout and stderr that go away, by what a shell does to a process."""
+
+    after_a_line = "(python toy.py --runs-dir runs --run-name x 2>&1; echo $? > code) | head -n 1"
+    at_once = "python toy.py --runs-dir runs --run-name x >&- 2>&-; echo $? > code"
+    full = "python toy.py --runs-dir runs --run-name x > /dev/full 2> /dev/full; echo $? > code"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["after_a_line", "at_once", "full"])
+def test_a_run_outlives_its_readers(tmp_path, how):
+    short = TOY.replace("100_000 * 2**20", "60 * 2**20")
+    (tmp_path / "toy.py").write_text(short)
+    line = getattr(GoneAway, how).replace("python", sys.executable)
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, timeout=120, capture_output=how == "after_a_line")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "code").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert (tmp_path / "code").read_text() == "0\n"
+    assert checkpoint_updates(tmp_path / "runs/x/checkpoints") == [60]
+    assert [line["update"] for line in plots.read_lines(tmp_path / "runs/x")] == list(range(1, 61))
+    assert (tmp_path / "runs/x/summary.json").exists()
+
+
+def test_sighup_under_nohup_changes_nothing(args, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with run_of(args, 1):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_that_python_can_only_print_is_raised_again(capsys):
+    """As it is in JAX's callback of the garbage collector. What tensorstore says of a closed loop is dropped."""
+    what = lambda error: types.SimpleNamespace(exc_type=type(error), exc_value=error)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        early._unraisable(what(KeyboardInterrupt()))
+    early._unraisable(what(RuntimeError("Event loop is closed")))
+    assert capsys.readouterr().err == ""
 
 
 def damage_by_truncating(checkpoint):
@@ -718,6 +814,73 @@ def test_draw_makes_a_picture(tmp_path):
     empty.mkdir()
     (empty / "args.json").write_text((paths[0] / "args.json").read_text())
     plots.draw([empty], tmp_path / "empty.png")
+
+
+def test_lines_that_are_none_are_left_out(tmp_path):
+    path = make_run(tmp_path, "a", seeds=2)
+    whole = plots.read_lines(path)
+    odd = ['{"update": "x", "global_step": 5}', '{"update": 7}', "[1]", "null", '{"update": 3, "glo', "\x00"]
+    odd += [
+        '{"update": 8, "global_step": 8, "charts/episodic_return": "high", "outer/kl": {"a": 1}, "charts/SPS": true}'
+    ]
+    odd += ['{"update": 9, "global_step": 9, "charts/episodic_return": [1.0, 2.0, 3.0]}']
+    text = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
+    lines = plots.read_lines(path)
+    assert (
+        len(lines) == len(whole) + 2
+        and [line for line in lines if line["update"] not in (8, 9)] == whole[:7] + whole[9:]
+    )
+    steps, values = plots.series(lines, "charts/episodic_return")
+    assert values.shape == (198, 2) and 9 not in steps
+    assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
+
+
+def test_the_table_reads_a_plateau(tmp_path):
+    """Beside the return, of the last tenth: KL, data per divergence, entropy, explained variance."""
+    path = make_run(tmp_path, "a", seeds=2)
+    lines = plots.read_lines(path)
+    keys = {"outer/kl": "kl", "outer/ddr": "ddr", "losses/entropy": "entropy"}
+    keys["losses/explained_variance"] = "explained_variance"
+    for i, line in enumerate(lines):
+        line |= {key: [float(i), float(i + 2)] for key in keys}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = plots.table(plots.summarize(path))
+    for name in keys.values():  # lines 180 to 199: the mean of both seeds is 190.5
+        assert re.search(rf"^final_{name} +190.5 ± ", text, re.M), text
+
+
+def test_a_branch_begins_where_its_parent_was(args, tmp_path):
+    run = run_of(args, 4, 100, checkpoint_every=2)
+    with run:
+        for update in run.updates():
+            run.log(update, {"losses/x": jnp.float32(update)})
+            run.save_if_due(update, initial_state())
+    child = run_of(args, 1, 10, init_from=f"{run.path}@2")
+    assert (run.record["steps_before"], child.record["steps_before"]) == (0, 200)
+    child.checkpoints.save(1, initial_state())
+    child.checkpoints.wait()
+    assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__).record["steps_before"] == 210
+
+
+def plot(*flags):
+    command = [sys.executable, "-m", "common.run.plots", *map(str, flags)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+
+
+def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):
+    run, out = make_run(tmp_path, "a"), tmp_path / "out.png"
+    done = plot(run, "--keys", "charts/SPS", "outer/kl", "--out", out)
+    assert done.returncode == 0 and out.exists() and done.stdout == f"{out}\n"
+    for flags, said in (
+        ([run, "--out", tmp_path / "no/out.png"], f"there is no folder {tmp_path / 'no'}"),
+        ([run, "--out", tmp_path / "out.what"], "cannot be written"),
+        ([run, "--keys", "outer/kk"], "--keys outer/kk: none of the runs has it; they have charts/SPS"),
+        ([tmp_path], "not the folder of a run"),
+        ([], "no run given"),
+    ):
+        done = plot(*flags)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
 
 
 def test_summary_numbers(tmp_path):

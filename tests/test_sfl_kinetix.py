@@ -582,6 +582,7 @@ def kinetix_env():
     return kinetix.make_entities("s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network, number", [("transformer", 786_369), ("permutation-invariant", 221_521)])
 def test_networks_have_kinetix_sizes_whatever_the_size_of_the_levels(kinetix_env, network, number):
     init = lambda suite: ActorCritic(suite, MODELS[network]).init  # noqa: E731
@@ -591,6 +592,7 @@ def test_networks_have_kinetix_sizes_whatever_the_size_of_the_levels(kinetix_env
     assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, larger)
 
 
+@pytest.mark.slow
 def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_path):
     """As Kinetix's authors save it, with other options than ours; its outputs by Kinetix's own distribution."""
     from kinetix.util.saving import save_pretrained_checkpoint
@@ -617,6 +619,7 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
         kinetix.load_published(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_on_kinetix(tmp_path):
     """From the search to the gifs, on eight devices."""
     pytest.importorskip("kinetix")

@@ -1,4 +1,5 @@
-"""A shuffle without a sort: every index once, and nothing that could be told from chance. And bits."""
+"""A shuffle without a sort: every index once; where single positions and pairs of them go cannot be told from chance
+(of triples common/shuffle.py says more). And bits."""
 
 import jax
 import jax.numpy as jnp

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import json
 import math
 import re
@@ -275,17 +276,14 @@ def _without_bounds(hint: Any) -> Any:
 
 
 def _one_line(box: str) -> str:
-    """What tyro says in a box of several lines."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
-    rules = [i for i, line in enumerate(lines) if line and not line.strip("─")]
-    message = " ".join(lines[1 : rules[0]] if rules else lines)
-    message = re.sub(
-        r"^(Error parsing|Unrecognized options:) ", lambda m: "" if m[1][0] == "E" else "unknown: ", message
-    )
-    near = (
-        [word for line in lines for word in re.findall(r"^(--[\w-]+)", line)] if message.startswith("unknown") else []
-    )
-    return message.rstrip(".") + (f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else "; see --help")
+    """What tyro says in a box of several lines: a title, the message, rules, advice."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()]
+    told = itertools.dropwhile(lambda line: not line.strip("-"), lines[1:])
+    message = " ".join(itertools.takewhile(lambda line: line.strip("-"), told)).removeprefix("Error parsing ")
+    message = message.replace("Unrecognized options:", "unknown:").rstrip(".")
+    near = [word for line in lines for word in re.findall(r"^(--[a-z][\w-]*)", line)]
+    advice = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near and "unknown:" in message else "see --help"
+    return f"{message}; {advice}"
 
 
 def read_record(folder: Path, by: str) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""Flags: bounds beside their fields, one line for what is wrong, help in groups."""
+
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import figures
+import ppo
+import ppo_ewma
+import pqn
+import sfl_kinetix
+import stochastic_opt
+from common.run import arguments
+from common.run.arguments import (
+    Fraction,
+    LogArgs,
+    NonNegative,
+    Positive,
+    Steps,
+    UsageError,
+    parse,
+    sections,
+    typed,
+)
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = (ppo, ppo_ewma, pqn, sfl_kinetix, stochastic_opt)
+
+
+@dataclass(frozen=True)
+class Forked(LogArgs):
+    """What a forker may write."""
+
+    # --- mine ---
+    temperature: Positive[float] = 1.0
+    """Of the policy."""
+    depth: NonNegative[int] | None = None
+    """Of the tree."""
+    share: Fraction = 0.5
+    widths: tuple[Positive[int], ...] = (8, 8)
+    """Of the layers."""
+    kind: Literal["a", "b"] | None = None
+    """Which."""
+    budget: Steps = 10**12
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({"temperature": 0.0}, "--temperature 0.0: must be a finite number greater than 0"),
+        ({"temperature": np.inf}, "--temperature inf: must be a finite number greater than 0"),
+        ({"temperature": np.nan}, "--temperature nan: must be a finite number greater than 0"),
+        ({"temperature": True}, "--temperature True: must be a finite number greater than 0"),
+        ({"depth": -1}, "--depth -1: must be an integer, 0 or more"),
+        ({"depth": 1.5}, "--depth 1.5: must be an integer, 0 or more"),
+        ({"depth": 2**31}, "--depth 2147483648: must be less than 2147483648"),
+        ({"share": 1.1}, "--share 1.1: must be a finite number from 0 to 1"),
+        ({"widths": (8, 0)}, "--widths 0: must be an integer greater than 0"),
+        ({"widths": ()}, "--widths: must have at least one value"),
+        ({"widths": 8}, "--widths 8: must be several values"),
+        ({"kind": "c"}, "--kind c: must be a or b"),
+        ({"budget": 0}, "--budget 0: must be an integer greater than 0"),
+        ({"run_name": ""}, "--run-name '': is empty (a shell variable that is not set?)"),
+        ({"names": ("a", "")}, "--names '': is empty (a shell variable that is not set?)"),
+        ({"halt_on_nan": 1}, "--halt-on-nan 1: must be true or false"),
+        ({"runs_dir": None}, "--runs-dir None: must be text"),
+    ],
+)
+def test_a_flag_is_checked_by_its_annotation(flags, said):
+    with pytest.raises(UsageError) as error:
+        Forked(**flags)
+    assert str(error.value) == said
+
+
+def test_what_is_within_bounds_is_accepted():
+    Forked(temperature=1e-9, depth=0, share=1.0, widths=(1,), kind="b", budget=2**60)
+    Forked(temperature=3, depth=2**31 - 1, share=0, kind=None, names=("x",))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--temperature 0", "--temperature 0.0: must be"),
+        ("--temperatur 1", "unknown: --temperatur, 1; did you mean --temperature"),
+        ("--temperature x", "--temperature: could not convert string to float: 'x'"),
+        ("--depth x", "--depth: "),
+        ("--depth", "--depth"),
+        ("--kind c", "--kind"),
+        ("--widths 3 x", "--widths"),
+        ("nonsense", "unknown: nonsense"),
+        ("--halt-on-nan 3", "unknown: 3"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line(words, said, capsys):
+    with pytest.raises(UsageError) as error:
+        parse(Forked, "", words.split())
+    line = str(error.value)
+    assert said in line and "\n" not in line and not set("│╭╰─") & set(line)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_parsed_values_arrive():
+    words = "--temperature 2 --depth 3 --widths 4 5 --kind a --no-halt-on-nan --resume x"
+    args = parse(Forked, "", words.split(" "))
+    assert args == Forked(temperature=2.0, depth=3, widths=(4, 5), kind="a", halt_on_nan=False, resume="x")
+    assert parse(Forked, "", []) == Forked()
+
+
+def help_of(kind, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(kind, "What it is.", ["--help"])
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+def test_help_has_the_groups_of_the_source_and_no_noise(capsys):
+    text = help_of(Forked, capsys)
+    assert re.findall(r"(\w[\w ]+) options", text)[:2] == ["mine", "keeping the run"]
+    assert "{None}" not in text and "--depth INT" in text and "--kind {a,b}" in text and "Of the tree." in text
+    assert "--widths [INT [INT ...]]" in text
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_every_flag_of_a_script_is_in_a_group_and_explained(script, capsys):
+    groups = sections(script.Args)
+    found = {name: text for group in groups.values() for name, text in group.items()}
+    assert found.keys() == {field.name for field in fields(script.Args)} and "" not in groups
+    assert all(text.endswith((".", ")")) or text.endswith("...") for text in found.values()), found
+    text = help_of(script.Args, capsys)
+    assert all(f"--{name.replace('_', '-')}" in text for name in found) and "{None}" not in text
+
+
+def test_a_field_of_the_script_is_in_its_group_not_in_that_of_the_base():
+    assert "num_eval_episodes" in sections(sfl_kinetix.Args)["evaluation"]
+    assert sections(sfl_kinetix.Args)["evaluation"]["num_eval_episodes"].startswith("Attempts")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("flag", ["resume", "run_name", "runs_dir"])
+def test_an_empty_name_is_refused(script, flag):
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} '': is empty"):
+        script.Args(**{flag: ""})
+
+
+def test_every_number_of_a_training_script_has_a_bound_or_is_free_on_purpose():
+    """Tyro alone takes -4 for anything."""
+    for script in SCRIPTS:
+        for name, value in vars(script.Args()).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} -"):
+                    script.Args(**{name: type(value)(-3)})
+
+
+@pytest.mark.parametrize(
+    "values, said", [([], "no object"), (None, "no object"), ({"gamma": "x"}, "--gamma x: must be")]
+)
+def test_damaged_arguments_are_named(values, said):
+    with pytest.raises(UsageError, match=rf"^here: args.json is damaged \(.*{said}"):
+        typed(ppo.Args, values, "here")
+
+
+def test_lists_are_tuples_again():
+    assert typed(ppo.Args, {"hidden_sizes": [3, 4], "unknown": [1]}, "") == {"hidden_sizes": (3, 4), "unknown": (1,)}
+
+
+@pytest.mark.parametrize("total", [1, 7, 12, 36, 97, 65536])
+def test_divisors_are_those_that_divide(total):
+    assert arguments.divisors(total) == [n for n in range(1, total + 1) if total % n == 0]
+
+
+def test_a_huge_prime_is_no_reason_to_wait():
+    start = time.perf_counter()
+    with pytest.raises(UsageError, match=r"--minibatch-size 2048: does not divide .*; 32 or 2147483647 would"):
+        ppo.Args(num_envs=2**31 - 1, total_timesteps=2**60)
+    assert time.perf_counter() - start < 30
+
+
+def test_a_base_that_does_not_fit_is_what_is_blamed():
+    args = ppo.Args(num_envs=2048, base_num_envs=7, scaling="more-minibatches")
+    with pytest.raises(UsageError, match=r"--scaling more-minibatches --base-num-envs 7: .*take a divisor"):
+        arguments.apply_scaling(args)
+
+
+def test_few_updates_are_warned_of_and_gradient_steps_counted():
+    few, many = (ppo.Args(total_timesteps=65536 * n) for n in (99, 100))
+    assert "99 updates: nothing has time to happen" in arguments.describe(few)
+    assert "99 updates of 2048 x 32 = 65536 transitions" in arguments.describe(few)
+    assert arguments.describe(many).endswith("12,800 gradient steps") and "\n" not in arguments.describe(many)
+
+
+@pytest.mark.parametrize("flag", ["--runs-dir", "--results-dir"])
+def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, flag):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        command = [sys.executable, str(ROOT / "figures.py"), "1b", flag, str(tmp_path / place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and f"{flag} {tmp_path / place}" in done.stderr
+
+
+def test_figures_have_flags_like_the_scripts():
+    assert parse(figures.Args, "", ["5a", "B3", "--list", "--jobs", "2"]).figures == ("5a", "B3")
+    with pytest.raises(UsageError, match="--jobs 0: must be an integer greater than 0"):
+        parse(figures.Args, "", ["5a", "--jobs", "0"])
+
+
+def test_environments_are_listed():
+    done = subprocess.run([sys.executable, str(ROOT / "ppo.py"), "--list-envs"], capture_output=True, text=True)
+    assert done.returncode == 0 and {"CartPole-v1", "Breakout-MinAtar"} <= set(done.stdout.split())

@@ -1,0 +1,92 @@
+"""--evaluate: what a finished run's own evaluation said, without training."""
+
+import json
+import sys
+
+import pytest
+
+import ppo
+import ppo_ewma
+import pqn
+from common.run import plots, run as runs
+
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
+FLAGS = (
+    "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
+    "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3"
+)
+
+
+def call(script, folder, *flags):
+    """A script's main function with these flags; the folder of the run that it makes."""
+    before = set(folder.iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{script}.py", *map(str, flags), "--runs-dir", str(folder)])
+        runs.main(SCRIPTS[script].train, SCRIPTS[script].Args)
+    (made,) = set(folder.iterdir()) - before
+    return made
+
+
+def scores(line):
+    return {key: value for key, value in line.items() if key.startswith("eval/")}
+
+
+@pytest.fixture(scope="module", params=[("ppo", 1), ("ppo", 2), ("ppo_ewma", 1), ("pqn", 1)])
+def trained(request, tmp_path_factory):
+    script, seeds = request.param
+    folder = tmp_path_factory.mktemp("runs")
+    return script, call(script, folder, *FLAGS.split(), "--num-seeds", seeds)
+
+
+def test_a_run_and_each_of_its_checkpoints_are_evaluated_as_they_were(trained, monkeypatch):
+    script, path = trained
+    own = {line["update"]: scores(line) for line in plots.read_lines(path) if scores(line)}
+    assert own.keys() == {5, 10} and own[5] != own[10]
+    monkeypatch.setattr(runs.Run, "compile", lambda *_: pytest.fail("compiled an update"))
+    for source, update in ((path, 10), (f"{path}@5", 5)):
+        made = call(script, path.parent, "--evaluate", source, "--num-eval-episodes", 6, "--capture-video")
+        (line,) = plots.read_lines(made)
+        assert (line["update"], line["global_step"], scores(line)) == (update, 128 * update, own[update])
+        assert (made / "videos/final_policy.gif").exists() and not list((made / "checkpoints").iterdir())
+        summary = json.loads((made / "summary.json").read_text())
+        assert summary["updates"] == update and summary["eval/episodic_return"]["mean"] > 0
+        record = json.loads((made / "args.json").read_text())["args"]
+        assert record["evaluate"] == str(source) and record["env_id"] == "CartPole-v1" and record["num_devices"] == 1
+
+
+def test_flags_of_the_evaluation_are_those_of_the_command(trained):
+    script, path = trained
+    made = call(script, path.parent, "--evaluate", path, "--num-eval-episodes", 30, "--eval-deterministic")
+    record = json.loads((made / "args.json").read_text())["args"]
+    assert record["num_eval_episodes"] == 30 and record["eval_deterministic"] and record["hidden_sizes"] == [8]
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--evaluate RUN@7", "--evaluate RUN@7: its checkpoints are at updates 5, 10"),
+        ("--evaluate nowhere", "--evaluate nowhere: not the folder of a run"),
+        ("--evaluate RUN --resume RUN", "--resume with --evaluate RUN: give one of the two"),
+        ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
+        ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
+    script, path = trained
+    if script != "ppo":
+        return
+    with pytest.raises(SystemExit) as end:
+        call(script, path.parent, *flags.replace("RUN", str(path)).split())
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error
+
+
+def test_a_run_of_another_script_is_named(trained, capsys):
+    script, path = trained
+    if script != "ppo_ewma":
+        return
+    with pytest.raises(SystemExit):
+        call("ppo", path.parent, "--evaluate", path)
+    assert "this script has no --com, --ewma-debias, --max-importance-ratio; it was made by ppo_ewma.py" in (
+        capsys.readouterr().err
+    )

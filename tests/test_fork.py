@@ -1,0 +1,171 @@
+"""A user's copy of a script keeps its promises: SCRIPT=my_ppo pytest tests/test_fork.py. And docs/fork.md is true."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common.run import checkpoints, plots
+from common.run.arguments import parse, sections
+
+ROOT = Path(__file__).parents[1]
+# For a user's own copy, and for CI.
+pytestmark = [] if "SCRIPT" in os.environ else [pytest.mark.slow]
+SCRIPT = os.environ.get("SCRIPT", "ppo").removesuffix(".py")
+TINY = "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --num-eval-episodes 4 --total-timesteps"
+ONE_DEVICE = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)}
+UPDATES = 60
+
+
+def run(folder, *flags, script=ROOT / f"{SCRIPT}.py", **how):
+    """The script in a process of its own. -> the finished process."""
+    command = [sys.executable, str(script), *map(str, flags)]
+    return subprocess.run(command, env=ONE_DEVICE, cwd=folder, capture_output=True, text=True, **how)
+
+
+def tiny(updates, *more):
+    return [*TINY.split(), 32 * updates, *more]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run from start to end."""
+    folder = tmp_path_factory.mktemp("fork")
+    done = run(folder, *tiny(UPDATES, "--run-name", "straight", "--checkpoint-every", 10, "--keep-checkpoints", 0))
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "straight"
+
+
+@pytest.fixture(scope="module")
+def module():
+    spec = importlib.util.spec_from_file_location(SCRIPT, ROOT / f"{SCRIPT}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines_of(path):
+    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
+
+
+def test_help_names_every_flag(module, capsys):
+    with pytest.raises(SystemExit):
+        parse(module.Args, "", ["--help"])
+    text = capsys.readouterr().out
+    for name in (name for group in sections(module.Args).values() for name in group):
+        assert f"--{name.replace('_', '-')}" in text
+
+
+def test_a_tiny_training_leaves_a_whole_run(straight):
+    names = {"args.json", "metrics.jsonl", "source.py", "summary.json", "curve.png", "checkpoints"}
+    assert names <= {path.name for path in straight.iterdir()}
+    assert (straight / "source.py").read_text() == (ROOT / f"{SCRIPT}.py").read_text()
+    lines = lines_of(straight)
+    assert [line["update"] for line in lines] == [*range(1, UPDATES + 1), UPDATES]
+    assert "eval/episodic_return" in lines[-1] and "outer/kl" in lines[0]
+    assert json.loads((straight / "args.json").read_text())["script"] == SCRIPT
+
+
+def test_a_killed_run_goes_on_bit_for_bit(straight):
+    """All that is logged is what a run without a kill has logged."""
+    folder = straight.parents[1]
+    flags = tiny(UPDATES, "--run-name", "killed", "--checkpoint-every", 10, "--keep-checkpoints", 0)
+    command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), *map(str, flags)]
+    process = subprocess.Popen(
+        command, env=ONE_DEVICE, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not checkpoints.checkpoint_updates(folder / "runs/killed/checkpoints"):
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.1))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = run(folder, "--resume", "runs/killed")
+    assert done.returncode == 0, done.stderr
+    assert lines_of(folder / "runs/killed") == lines_of(straight)
+
+
+def test_two_devices_keep_one_learner(module, tmp_path):
+    """Whoever forgets to average something over devices has two, soon."""
+    args = parse(module.Args, "", [*map(str, tiny(3)), "--num-devices", "2", "--runs-dir", str(tmp_path)])
+    _, _, _, init, step, _, keys = module.build(args)
+    state = init(keys)
+    for _ in range(3):
+        state, metrics, _ = step(state)
+    for leaf in jax.tree.leaves((state.learner, metrics)):
+        copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(copies) == 2
+        np.testing.assert_array_equal(copies[0], copies[1])
+
+
+def test_a_new_run_starts_from_a_checkpoint(straight):
+    done = run(straight.parents[1], *tiny(1, "--init-from", f"{straight}@10", "--run-name", "branch"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((straight.with_name("branch") / "args.json").read_text())
+    assert record["steps_before"] == 320 and len(lines_of(straight.with_name("branch"))) == 2
+
+
+def test_a_run_is_evaluated(straight):
+    done = run(straight.parents[1], "--evaluate", straight, "--num-eval-episodes", 4, "--run-name", "evaluated")
+    assert done.returncode == 0, done.stderr
+    (line,) = lines_of(straight.with_name("evaluated"))
+    assert line == lines_of(straight)[-1]
+
+
+# docs/fork.md
+
+
+EXAMPLES = re.findall(r"### (.+?)\n.*?```diff\n(.+?)```", (ROOT / "docs/fork.md").read_text(), re.S)
+
+
+def edited(diff):
+    """ppo.py with a diff of docs/fork.md, each part of which has to fit at exactly one place."""
+    text = (ROOT / "ppo.py").read_text()
+    for part in re.split(r"^@@\n", diff, flags=re.M)[1:]:
+        rows = part.splitlines()
+        old, new = ("\n".join(row[1:] for row in rows if row[0] in kept) for kept in (" -", " +"))
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in ppo.py"
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_page_has_its_examples():
+    assert [title.split(":")[0] for title, _ in EXAMPLES] == [
+        "Another loss", "Another network", "A metric of your own", "Another optimiser",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("title, diff", EXAMPLES, ids=[title for title, _ in EXAMPLES])
+def test_an_example_of_the_page_runs(tmp_path, title, diff):
+    (tmp_path / "my_ppo.py").write_text(edited(diff))
+    flags = tiny(2, "--run-name", "run", "--hidden-sizes", 8)
+    done = run(tmp_path, *flags, script=tmp_path / "my_ppo.py")
+    assert done.returncode == 0, done.stderr
+    line = lines_of(tmp_path / "runs/run")[1]
+    if "metric" in title:
+        assert line["losses/advantage_std"] > 0
+    if "loss" in title:
+        refused = run(tmp_path, "--kl-coef", -1, script=tmp_path / "my_ppo.py")
+        assert refused.returncode == 2 and "--kl-coef -1.0: must be" in refused.stderr
+
+
+def test_jax_that_was_started_too_early_is_said_in_one_line(tmp_path):
+    """By what a fork imports at its top."""
+    text = (ROOT / "ppo.py").read_text().replace("import optax\n", "import optax\n\njax.devices()\n", 1)
+    (tmp_path / "my_ppo.py").write_text(text)
+    environment = {k: v for k, v in ONE_DEVICE.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    command = [sys.executable, "my_ppo.py", *map(str, tiny(1))]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if len(os.sched_getaffinity(0)) > 1:
+        assert done.stderr.count("note: one CPU device for ") == 1
