@@ -3,13 +3,13 @@
     python ppo_ewma.py                                             # Breakout-MinAtar, 2048 environments
     python ppo_ewma.py --com 512                                   # an older proximal policy: a smaller outer step
 
-PPO's behaviour policy has two jobs: it collected the data (importance sampling), and it is what the policy must stay
-near (regularisation). Here a proximal policy has the second: an exponentially weighted moving average of the weights,
-theta_prox <- beta theta_prox + (1 - beta) theta after every minibatch, beta = COM / (1 + COM). Its age, the centre of
-mass --com in minibatch steps, sets the step size of the outer loop without touching the data. Beukman et al. 2026
-(https://arxiv.org/abs/2603.06009; their eq. 4 is our loss) show with it that some plateaus are too large a step. At COM
-0 theta_prox is theta, and nothing is clipped; PPO's behaviour policy is update_epochs * num_minibatches / 2 steps old
-on average. The rest is ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
+PPO's behaviour policy has two jobs: it collected the data (importance sampling), and the policy must stay near it
+(regularisation). Here a proximal policy has the second job. It is an exponentially weighted moving average of the
+weights, theta_prox <- beta theta_prox + (1 - beta) theta after every minibatch, with beta = COM / (1 + COM). Its age,
+the centre of mass --com in minibatch steps, sets the step size of the outer loop without touching the data. Beukman et
+al. 2026 (https://arxiv.org/abs/2603.06009; our loss is their eq. 4) use it to show that some plateaus are too large a
+step. With COM 0 theta_prox is theta, and nothing is clipped. PPO's behaviour policy is on average update_epochs *
+num_minibatches / 2 steps old. Everything else is ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
 Pendulum-v1 after 2M steps: -690 ± 377 with --com 8, -173 ± 17 with 512 (95 % CI, 5 seeds, two CPU cores; figure 1a).
 """
 
@@ -37,19 +37,19 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-SAMPLE = 8192  # random transitions of an update by which its KL is measured (at least one per device and chunk)
-MEASURED = 2048  # of these, how many --plasticity-every measures on
+SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
+MEASURED = 2048  # --plasticity-every measures on this many of them
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
-ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
+ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
 
 
 @dataclass(frozen=True)
 class Args(RunArgs):
     # --- run ---
     seed: NonNegative[int] = 0
-    """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
     num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap); every metric then has one value per seed."""
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
 
@@ -65,19 +65,19 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
+    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
     num_steps: Positive[int] = 32
-    """K, in shapes T: steps per environment and update."""
+    """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
     """Discount factor."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.2
-    """Epsilon: the ratio to the proximal policy is clipped to [1 - eps, 1 + eps]; the outer step size grows with it."""
+    """Epsilon: the ratio to the proximal policy is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
     com: NonNegative[float] = 64.0
-    """Centre of mass of the proximal policy's average: its age in minibatch steps. Lower is a larger outer step."""
+    """Centre of mass of the proximal policy's average, its age in minibatch steps. Lower is a larger outer step."""
     ewma_debias: bool = False
-    """Normalise the average by its weights so far (Hilton et al.), instead of starting with COM + 1 times theta_0."""
+    """Normalise the average by its weights so far (Hilton et al.) instead of starting with COM + 1 times theta_0."""
     max_importance_ratio: Positive[float] | None = None
     """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
     update_epochs: Positive[int] = 4
@@ -85,13 +85,13 @@ class Args(RunArgs):
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
     base_num_envs: Positive[int] = 2048
-    """The number of environments that --scaling starts from."""
+    """Number of environments that --scaling starts from."""
     num_rollout_chunks: Positive[int] = 1
-    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
     stagger_resets: NonNegative[int] = 0
-    """Environments play 0 to this many random steps before training, so that they are at different points."""
+    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -107,7 +107,7 @@ class Args(RunArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
-    """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
+    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.01
@@ -125,11 +125,11 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        # Minibatch size and number stand for each other from here on, so that args.json says what ran.
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
 
-# From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
+# Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
 # In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
 class Encoder(nn.Module):
     """Observations [B, ...] -> features [B, hidden_sizes[-1]]."""
@@ -181,7 +181,7 @@ class Proximal(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What is learned: all that --init-from takes over. Equal on all devices."""
+    """What is learned, and what --init-from takes over. Equal on all devices."""
 
     params: Any
     opt_state: Any
@@ -191,7 +191,7 @@ class Learner(NamedTuple):
 
 
 class Environments(NamedTuple):
-    """Of one chunk [N / C, ...], or of all [C, N / C, ...]; split over devices."""
+    """The environments of one chunk [N / C, ...] or of all chunks [C, N / C, ...]. Split over devices."""
 
     state: Any
     obs: jax.Array  # what to act on next
@@ -199,7 +199,7 @@ class Environments(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything that a run needs to go on as if it had never stopped."""
+    """Everything that a run needs to continue as if it had never stopped."""
 
     learner: Learner
     environments: Environments
@@ -217,7 +217,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    final_value: jax.Array  # V of the observation before the reset where truncated, else 0
+    final_value: jax.Array  # if truncated, V of the observation before the reset, else 0
 
 
 class Batch(NamedTuple):
@@ -232,7 +232,7 @@ class Batch(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Random transitions of an update, by which it is measured, and how their observations were seen."""
+    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
 
     batch: Batch  # [C, n, ...], of this device
     obs_stats: statistics.RunningStats
@@ -247,7 +247,7 @@ def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats
 def rollout(
     args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
 ) -> tuple[Environments, Transition, jax.Array, jax.Array]:
-    """num_steps steps of a chunk of environments with the behaviour policy.
+    """Play num_steps steps in a chunk of environments with the behaviour policy.
 
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the episodes that ended.
     """
@@ -358,7 +358,7 @@ def optimise(
 
     def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
         params, opt_state, proximal = carry
-        # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
+        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
         indices = permutation(index * size + jnp.arange(size))
         minibatch = jax.tree.map(lambda x: x[indices], batch)
         if args.norm_adv:
@@ -394,21 +394,21 @@ def optimise(
 
 
 def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the policy, exactly, on a sample of its observations, and the parameters."""
+    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
     obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
     before, after = (forward(args, network, sample.obs_stats, x.params, obs)[0] for x in (old, new))
     kl = jax.lax.pmean(before.kl(after).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
-        "outer/ddr": float(args.batch_size) / kl,  # as an integer it need not fit into 32 bits
+        "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
     policy = partial(forward, args, network, sample.obs_stats)
     batch = gather_rows(sample.batch, MEASURED)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
@@ -451,7 +451,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
-        # In the carry, written in place: as inputs and outputs of the scan all environments would exist twice.
+        # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         return (learner, obs_stats, environments), (metrics, random_rows(batch, sample_size, sample_key), sums)
 
@@ -462,13 +462,13 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     metrics |= measure_update(args, network, behaviour, learner, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
-    # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
+    # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
-    """A fresh network, and an episode begun in each of this device's environments."""
+    """A fresh network, and a new episode in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
     env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
     state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
@@ -482,7 +482,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
 
 
 def build(args: Args) -> tuple:
-    """Puts the functions above on the devices: learner replicated, environments split, several seeds vmapped.
+    """Put the functions above on the devices: learner replicated, environments split, several seeds vmapped.
 
     -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, sample;
     measure(learner, sample) -> metrics; keys.
@@ -492,7 +492,7 @@ def build(args: Args) -> tuple:
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels)
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
-    args = replace(args, num_devices=len(chosen))  # --resume has to use as many
+    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
     layout, sampled = TrainState(P(), split, P(), P()), Sample(split, P())
@@ -503,7 +503,7 @@ def build(args: Args) -> tuple:
 
 
 def train(args: Args) -> Path:
-    """Runs one training from start (or checkpoint) to end; returns the run's folder."""
+    """Run one training from start (or checkpoint) to end. Returns the run's folder."""
     args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(init, keys)
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
@@ -526,11 +526,11 @@ def train(args: Args) -> Path:
     state = run.restore(state)
     step = run.compile(step, state)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # which a kill may have left undone
+        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
             if run.plasticity_due(index):
-                # Waited for: of two programs on several CPU devices each may wait for the other.
+                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
                 metrics |= jax.block_until_ready(measure(state.learner, sample))
             run.log(index, metrics)
             run.save_if_due(index, state)

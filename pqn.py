@@ -3,12 +3,12 @@
     python pqn.py                                                  # Breakout-MinAtar, 2048 environments
     python pqn.py --env-id CartPole-v1 --num-envs 32 --num-steps 64 --minibatch-size 128 --q-lambda 0.95
 
-Neither replay buffer nor target network: the outer loop collects `num_envs * num_steps` transitions with an
-epsilon-greedy policy, and the inner loop regresses Q on their lambda-returns, in `update_epochs * num_minibatches`
-steps. Layer normalisation is what keeps that stable. The loop is that of ppo.py, and so are its measurements
-(`outer/kl` is that of the epsilon-greedy policies): Mayor et al. 2025 (https://arxiv.org/abs/2506.03404) compare the
-two over environments and rollout lengths. Where this differs from the authors' code, and why, is in docs/pqn.md, with
-the logged keys. CartPole-v1 500 ± 0 after 1M steps (5 seeds, two CPU cores; the command is in docs/pqn.md).
+There is no replay buffer and no target network. The outer loop collects `num_envs * num_steps` transitions with an
+epsilon-greedy policy; the inner loop regresses Q on their lambda-returns in `update_epochs * num_minibatches` steps.
+Layer normalisation keeps this stable. The loop and its measurements are those of ppo.py (`outer/kl` is that of the
+epsilon-greedy policies): Mayor et al. 2025 (https://arxiv.org/abs/2506.03404) compare the two over environments and
+rollout lengths. docs/pqn.md lists the logged keys and the differences from the authors' code, with reasons.
+CartPole-v1 500 ± 0 after 1M steps (5 seeds, two CPU cores; the command is in docs/pqn.md).
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -35,19 +35,19 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-SAMPLE = 8192  # random transitions of an update by which its KL is measured (at least one per device and chunk)
-MEASURED = 2048  # of these, how many --plasticity-every measures on
+SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
+MEASURED = 2048  # --plasticity-every measures on this many of them
 SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # what --init-from cannot change
-RADAM = optax.scale_by_radam()  # the learning rate is applied where it is known, per update
+RADAM = optax.scale_by_radam()  # `optimise` applies the learning rate, which changes per update
 
 
 @dataclass(frozen=True)
 class Args(RunArgs):
     # --- run ---
     seed: NonNegative[int] = 0
-    """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
     num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap); every metric then has one value per seed."""
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
 
@@ -63,9 +63,9 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
+    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
     num_steps: Positive[int] = 32
-    """K, in shapes T: steps per environment and update."""
+    """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
     """Discount factor."""
     q_lambda: Fraction = 0.65
@@ -79,13 +79,13 @@ class Args(RunArgs):
     update_epochs: Positive[int] = 4
     """E: passes over the data of one update."""
     scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
     base_num_envs: Positive[int] = 2048
-    """The number of environments that --scaling starts from."""
+    """Number of environments that --scaling starts from."""
     num_rollout_chunks: Positive[int] = 1
-    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
     stagger_resets: NonNegative[int] = 0
-    """Environments play 0 to this many random steps before training, so that they are at different points."""
+    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -111,13 +111,13 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        # Minibatch size and number stand for each other from here on, so that args.json says what ran.
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
         if self.exploration_timesteps is None:
             object.__setattr__(self, "exploration_timesteps", self.total_timesteps // 10)
 
 
-# From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
+# Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
 # In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
 class QNetwork(nn.Module):
     """Observations [B, ...] -> Q [B, A]."""
@@ -145,7 +145,7 @@ class QNetwork(nn.Module):
 
 
 class Learner(NamedTuple):
-    """What is learned: all that --init-from takes over. Equal on all devices."""
+    """What is learned, and what --init-from takes over. Equal on all devices."""
 
     params: Any
     opt_state: Any
@@ -154,7 +154,7 @@ class Learner(NamedTuple):
 
 
 class Environments(NamedTuple):
-    """Of one chunk [N / C, ...], or of all [C, N / C, ...]; split over devices."""
+    """The environments of one chunk [N / C, ...] or of all chunks [C, N / C, ...]. Split over devices."""
 
     state: Any
     obs: jax.Array  # what to act on next
@@ -162,7 +162,7 @@ class Environments(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything that a run needs to go on as if it had never stopped."""
+    """Everything that a run needs to continue as if it had never stopped."""
 
     learner: Learner
     environments: Environments
@@ -179,7 +179,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    final_value: jax.Array  # max_a Q of the observation before the reset where truncated, else 0
+    final_value: jax.Array  # if truncated, max_a Q of the observation before the reset, else 0
 
 
 class Batch(NamedTuple):
@@ -191,7 +191,7 @@ class Batch(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Random transitions of an update, by which it is measured, and how their observations were seen."""
+    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
 
     batch: Batch  # [C, n, ...], of this device
     obs_stats: statistics.RunningStats
@@ -219,7 +219,7 @@ def exploration(args: Args, update: jax.Array) -> jax.Array:
 def rollout(
     args: Args, env: envs.VectorEnv, network: QNetwork, behaviour: Learner, epsilon: Any, chunk: Environments, key: Any
 ) -> tuple[Environments, Transition, jax.Array, jax.Array]:
-    """num_steps steps of a chunk of environments with the epsilon-greedy policy.
+    """Play num_steps steps in a chunk of environments with the epsilon-greedy policy.
 
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the episodes that ended.
     """
@@ -285,7 +285,7 @@ def optimise(
 
     def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
         params, opt_state = carry
-        # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
+        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
         indices = permutation(index * size + jnp.arange(size))
         minibatch = jax.tree.map(lambda x: x[indices], batch)
         (_, parts), grads = grad_fn(params, minibatch)
@@ -309,7 +309,7 @@ def optimise(
 def measure_update(
     args: Args, network: QNetwork, old: Learner, new: Learner, epsilon: jax.Array, sample: Sample
 ) -> dict:
-    """How far the update moved the policy, exactly, on a sample of its observations, and the parameters."""
+    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
     obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
     old_q, q = (forward(args, network, sample.obs_stats, x.params, obs) for x in (old, new))
     # A policy that never explores has no finite KL to another one.
@@ -318,15 +318,15 @@ def measure_update(
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
-        "outer/ddr": float(args.batch_size) / kl,  # as an integer it need not fit into 32 bits
+        "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
         "outer/switched": jax.lax.pmean((old_q.argmax(-1) != q.argmax(-1)).mean(), "device"),
-        "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
 
 
 def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
     q_of = partial(forward, args, network, sample.obs_stats)
     batch = gather_rows(sample.batch, MEASURED)
     q, sown = q_of(learner.params, batch.obs, mutable="intermediates")
@@ -367,7 +367,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
-        # In the carry, written in place: as inputs and outputs of the scan all environments would exist twice.
+        # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         return (learner, obs_stats, environments), (metrics, random_rows(batch, sample_size, sample_key), sums)
 
@@ -378,13 +378,13 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     metrics |= measure_update(args, network, behaviour, learner, epsilon, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/epsilon": epsilon}
-    # Only now: the loss above has to see observations exactly as the behaviour policy saw them.
+    # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Array) -> TrainState:
-    """A fresh network, and an episode begun in each of this device's environments."""
+    """A fresh network, and a new episode in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
     env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
     state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
@@ -395,7 +395,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Arra
 
 
 def build(args: Args) -> tuple:
-    """Puts the functions above on the devices: learner replicated, environments split, several seeds vmapped.
+    """Put the functions above on the devices: learner replicated, environments split, several seeds vmapped.
 
     -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, sample;
     measure(learner, sample) -> metrics; keys.
@@ -407,7 +407,7 @@ def build(args: Args) -> tuple:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
-    args = replace(args, num_devices=len(chosen))  # --resume has to use as many
+    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = QNetwork(args, env.action_space.nvec[0]), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
     layout, sampled = TrainState(P(), split, P(), P()), Sample(split, P())
@@ -418,7 +418,7 @@ def build(args: Args) -> tuple:
 
 
 def train(args: Args) -> Path:
-    """Runs one training from start (or checkpoint) to end; returns the run's folder."""
+    """Run one training from start (or checkpoint) to end. Returns the run's folder."""
     args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(init, keys)
     q_of = partial(forward, args, network)
@@ -438,11 +438,11 @@ def train(args: Args) -> Path:
     state = run.restore(state)
     step = run.compile(step, state)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # which a kill may have left undone
+        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
             if run.plasticity_due(index):
-                # Waited for: of two programs on several CPU devices each may wait for the other.
+                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
                 metrics |= jax.block_until_ready(measure(state.learner, sample))
             run.log(index, metrics)
             run.save_if_due(index, state)

@@ -4,12 +4,12 @@
     python sfl_kinetix.py --num-envs 65536 --num-candidates 262144 --buffer-size 8192 --buffer-every 32
     python sfl_kinetix.py --evaluate runs/NAME                              # or RUN@UPDATE, or a published checkpoint
 
-Every --buffer-every updates the policy plays --learnability-steps on each of --num-candidates random levels; of its
-success rate p on a level, p (1 - p) is the level's learnability, and the best --buffer-size stay. Each update starts N
-environments on new levels, a share --buffer-share of them from this buffer, the others fresh random ones; an
-environment keeps its level for the update. Beukman et al. 2026
-(https://arxiv.org/abs/2603.06009, section 6, tables 2 and 3, the defaults here) show with it that N decides how long
-learning goes on. --com turns PPO into PPO-EWMA. Network: Kinetix's own. docs/sfl_kinetix.md explains the logged keys.
+A level's learnability is p (1 - p), where p is the policy's success rate on it. Every --buffer-every updates the policy
+plays --learnability-steps on each of --num-candidates random levels, and the best --buffer-size of them stay. Each
+update starts N environments on new levels: a share --buffer-share of them from this buffer, the others fresh random
+ones. An environment keeps its level for the whole update. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009,
+section 6; tables 2 and 3 are the defaults here) use this to show that N decides for how long learning continues. --com
+turns PPO into PPO-EWMA. The network is Kinetix's own. docs/sfl_kinetix.md explains the logged keys.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -41,10 +41,10 @@ from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer, draw_success_rates
 from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
 
-SAMPLE = 8192  # random transitions of an update by which its KL is measured (at least one per device and chunk)
-MEASURED = 2048  # of these, how many --plasticity-every measures on
+SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
+MEASURED = 2048  # --plasticity-every measures on this many of them
 SAME = ("network",)  # what --init-from cannot change
-ADAM = optax.scale_by_adam(eps=1e-5)  # the learning rate is applied where it is known, per update
+ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
 AtLeastTwo = Annotated[int, Bound(lambda x: x >= 2, "greater than 1")]
@@ -55,9 +55,9 @@ RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, whe
 class Args(LevelArgs):
     # --- run ---
     seed: NonNegative[int] = 0
-    """Seed of everything random; equal results need equal --num-devices. --num-seeds S: seed, seed + 1, ..."""
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
     num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap); every metric then has one value per seed."""
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**30
     """Environment steps over all environments, without those of the search for levels."""
 
@@ -67,17 +67,17 @@ class Args(LevelArgs):
     num_candidates: Positive[int] = 12288
     """Levels that a search looks through; rounded up to whole batches."""
     search_batch: Positive[int] | None = None
-    """Levels sampled and scored at a time; memory follows it, not --num-candidates. By default as many as an update has
-    fresh levels, or the least multiple of them that is at least 256."""
+    """Levels sampled and scored at a time; sets a search's memory. Default: the fresh levels of an update, or their
+    smallest multiple that is at least 256."""
     buffer_size: Positive[int] = 1024
     """Levels that a search keeps."""
     buffer_every: Positive[int] = 128
     """Updates between two searches."""
     buffer_share: Fraction = 0.5
-    """Rho: the share of environments on levels of the buffer; 0: all levels are fresh, and nothing is searched."""
+    """Rho: share of environments on levels of the buffer. 0: all levels are fresh, and there is no search."""
     learnability_estimator: Literal["window", "episodes"] = "window"
-    """window: p (1 - p) of the episodes that end within --learnability-steps, as in the papers; too small, the more so
-    the fewer these are. episodes: from --learnability-episodes on each level, corrected for their number: unbiased."""
+    """window: p (1 - p) from the episodes that end within --learnability-steps, as in the papers; biased low if these
+    are few. episodes: from --learnability-episodes on each level, corrected for their number, unbiased."""
     learnability_steps: Positive[int] = 512
     """Steps on each candidate (window)."""
     learnability_episodes: AtLeastTwo = 4
@@ -85,9 +85,9 @@ class Args(LevelArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments, over all devices. Raising it (and --total-timesteps) alone is the paper's recipe."""
+    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
     num_steps: Positive[int] = 256
-    """K, in shapes T: steps per environment and update. An episode has at most 256; what does not fit is never seen."""
+    """K (T in shapes): steps of each environment per update. Episodes end within 256; with fewer, long ones are cut."""
     gamma: Fraction = 0.995
     """Discount factor."""
     gae_lambda: Fraction = 0.9
@@ -97,7 +97,7 @@ class Args(LevelArgs):
     com: NonNegative[float] | None = None
     """PPO-EWMA: centre of mass of the proximal policy's average, its age in minibatch steps. None: PPO."""
     ewma_debias: bool = False
-    """Normalise the average by its weights so far (Hilton et al.), instead of starting with COM + 1 times theta_0."""
+    """Normalise the average by its weights so far (Hilton et al.) instead of starting with COM + 1 times theta_0."""
     max_importance_ratio: Positive[float] | None = None
     """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
     update_epochs: Positive[int] = 8
@@ -105,11 +105,11 @@ class Args(LevelArgs):
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Read the inner-loop flags as those of --base-num-envs environments and scale them to --num-envs."""
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
     base_num_envs: Positive[int] = 2048
-    """The number of environments that --scaling starts from."""
+    """Number of environments that --scaling starts from."""
     num_rollout_chunks: Positive[int] = 1
-    """C: walk over the environments in C parts, one after the other, with 1/C of the rollout's memory each."""
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -125,7 +125,7 @@ class Args(LevelArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
-    """Clip the value loss, too: V moves by --clip-eps at most, in units of the return."""
+    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.01
@@ -137,21 +137,17 @@ class Args(LevelArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        # Minibatch size and number stand for each other from here on, so that args.json says what ran.
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=16384)
 
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""
         return round(self.buffer_share * num_envs)
 
-    @property
-    def size(self) -> str:
-        return self.env_id.removeprefix("kinetix/")
 
-
-# From here to `build` all is the program of one device; psum, pmean and axis_index over "device" are where they meet.
+# Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
 # In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions, F the
-# fresh levels of a chunk, B those sampled at a time, L the buffer's; a level is so many bytes.
+# fresh levels of a chunk, B those sampled at a time, L the buffer's. A level is an array of bytes.
 class Proximal(NamedTuple):
     """What the policy is clipped against: the moving average of the parameters."""
 
@@ -160,7 +156,7 @@ class Proximal(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What is learned: all that --init-from takes over. Equal on all devices."""
+    """What is learned, and what --init-from takes over. Equal on all devices."""
 
     params: Any
     opt_state: Any
@@ -183,7 +179,7 @@ class Found(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything that a run needs to go on as if it had never stopped."""
+    """Everything that a run needs to continue as if it had never stopped."""
 
     learner: Learner
     buffer: Levels
@@ -201,7 +197,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    final_value: jax.Array  # V of the observation before the reset where truncated, else 0
+    final_value: jax.Array  # if truncated, V of the observation before the reset, else 0
 
 
 class Batch(NamedTuple):
@@ -350,7 +346,7 @@ def optimise(
 
     def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
         params, opt_state, proximal = carry
-        # Gathered when used, by indices computed when used: neither a shuffled copy of the batch nor a sort.
+        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
         indices = permutation(index * size + jnp.arange(size))
         minibatch = jax.tree.map(lambda x: x[indices], batch)
         if args.norm_adv:
@@ -387,21 +383,21 @@ def optimise(
 
 
 def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, batch: Batch) -> dict:
-    """How far the update moved the policy, exactly, on a sample of its observations, and the parameters."""
+    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
     obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch.obs)
     before, after = (forward(args, network, x.params, obs)[0] for x in (old, new))
     kl = jax.lax.pmean(before.kl(after).mean(), "device")
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
-        "outer/ddr": float(args.batch_size) / kl,  # as an integer it need not fit into 32 bits
+        "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # one NaN anywhere in a loss or gradient ends up in the parameters
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
-    """The measurements of Mayor et al. 2025, appendix B, after an update, on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
     policy, batch = partial(forward, args, network), gather_rows(batch, MEASURED)
     dist, _ = policy(learner.params, batch.obs)
     if args.norm_adv:
@@ -525,14 +521,7 @@ def no_levels(args: Args, env: envs.LevelEnv) -> Levels:
 
 
 def score_levels(
-    args: Args,
-    env: envs.LevelEnv,
-    network: ActorCritic,
-    found: Found,
-    learner: Learner,
-    levels: Any,
-    key: Any,
-    index: Any,
+    args: Args, env: Any, network: ActorCritic, found: Found, learner: Learner, levels: Any, key: Any, index: Any
 ) -> Found:
     """Adds batch `index` of the candidates, uint8 [C, B, bytes] on this device, to what was found before."""
     key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), index)
@@ -589,10 +578,8 @@ def settle_search(args: Args, num_devices: int) -> Args:
     unit = parts * ((each - known) or each)
     batch = args.search_batch or unit * -(-256 // unit)
     if batch % unit:
-        near = " or ".join(str(n) for n in (batch // unit * unit, -(-batch // unit) * unit) if n)
-        raise UsageError(
-            f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near} would do"
-        )
+        near = f"{-(-batch // unit) * unit} would do"
+        raise UsageError(f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near}")
     candidates = -(-args.num_candidates // batch) * batch
     if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
         print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
@@ -619,13 +606,13 @@ def estimate_memory(args: Args, suite: kinetix.Kinetix, state: TrainState, chunk
 
 
 def build(args: Args) -> tuple:
-    """Puts the functions above on the devices: learner and buffer replicated, environments and candidates split,
+    """Put the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
     chunk = args.num_envs // args.num_rollout_chunks
     rarer = min(args.buffer_share, 1 - args.buffer_share)
     most = chunk // (int(0.5 / rarer) + 1) or 1 if rarer else None  # on more devices one kind of levels would lack
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
-    args = settle_search(args, len(chosen))  # --resume has to use as many
+    args = settle_search(args, len(chosen))  # --resume has to use the same number
     suite = kinetix.make_entities(args.size)
     env, network = envs.LevelEnv(suite, chunk // len(chosen)), ActorCritic(suite, MODELS[args.network])
     on_devices = devices.OnDevices(chosen, args.num_seeds)
@@ -683,7 +670,7 @@ def evaluate_published(args: Args) -> Path:
 
 
 def train(args: Args) -> Path:
-    """Runs one training from start (or checkpoint) to end; returns the run's folder."""
+    """Run one training from start (or checkpoint) to end. Returns the run's folder."""
     if args.evaluate and kinetix.is_published(args.evaluate):
         return evaluate_published(args)
     args, env, network, programs, keys = build(arguments.apply_scaling(begin(args, __file__)))
@@ -713,7 +700,7 @@ def train(args: Args) -> Path:
     fresh = fresh_levels(run.done + 1)
     step = run.compile(programs.update, state, fresh)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # which a kill may have left undone
+        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             if args.buffer_share and (index - 1) % args.buffer_every == 0:
                 with run.aside():
@@ -725,7 +712,7 @@ def train(args: Args) -> Path:
                 fresh = fresh_levels(index)
             state, metrics, sample = step(state, fresh)
             if run.plasticity_due(index):
-                # Waited for: of two programs on several CPU devices each may wait for the other.
+                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
                 metrics |= jax.block_until_ready(programs.measure(state.learner, sample))
             run.log(index, metrics)
             run.save_if_due(index, state)

@@ -94,7 +94,7 @@ class Args(LogArgs):
 
 
 class TrainState(NamedTuple):
-    """Everything that a run needs to go on as if it had never stopped; with several seeds, one for each."""
+    """Everything that a run needs to continue as if it had never stopped; one for each seed."""
 
     x: jax.Array  # [d]
     opt_state: Any
@@ -205,7 +205,7 @@ def report(args: Args, path: Path) -> None:
 
 
 def train(args: Args) -> Path:
-    """Runs the descent from start (or checkpoint) to end; returns the run's folder."""
+    """Run the descent from start (or checkpoint) to end. Returns the run's folder."""
     args = begin(args, __file__)
     needed = 32 * args.num_seeds * args.dimension
     if needed > (free := memory.device_bytes(jax.devices()[:1])):

@@ -18,7 +18,7 @@ import tyro
 ROOT = Path(__file__).absolute().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.run import devices, plots
+from common.run import devices, plots  # noqa: E402 (found by the line above)
 
 TASKS = {
     "Asterix-MinAtar": "--num-envs 256 --minibatch-size 512 --total-timesteps 4194304",

@@ -464,7 +464,7 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
     [
         ({"num_envs": 1, "num_steps": 64}, "--buffer-share 0.5: of 1 environments on each device and in each chunk"),
         ({"evaluate": "x", "init_from": "y"}, "--init-from with --evaluate x"),
-        ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 4 or 8"),
+        ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 8 would do"),
         ({"learnability_episodes": 1}, "--learnability-episodes 1"),
         ({"buffer_share": 1.5}, "--buffer-share 1.5"),
         ({"buffer_size": 0}, "--buffer-size 0"),

@@ -42,6 +42,11 @@ class LevelArgs(RunArgs):
         super().__post_init__()
         kinetix.check_level_names(self.video_levels, self.eval_sizes, "--video-levels")
 
+    @property
+    def size(self) -> str:
+        """Of the levels that it is trained on."""
+        return self.env_id.removeprefix("kinetix/")
+
 
 class LevelPlayer(Player):
     """As Player, on the random and the hand-designed levels of --eval-sizes, in the first process."""
