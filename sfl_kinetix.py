@@ -38,8 +38,8 @@ from common.run.run import Run, begin, evaluate, evaluate_learner, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 from common.suites import kinetix
-from common.suites.kinetix_levels import LevelArgs, LevelPlayer, draw_success_rates
-from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
+from common.suites.kinetix_levels import LevelArgs, LevelPlayer, draw_success_rates, estimate_memory
+from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 
 SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
 MEASURED = 2048  # --plasticity-every measures on this many of them
@@ -217,10 +217,8 @@ def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Ca
 
 
 def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array) -> jax.Array:
-    """The levels of an update's environments: `num_known` of the buffer, each equally likely, then the fresh ones.
-
-    fresh: uint8 [F, bytes]. -> uint8 [num_known + F, bytes].
-    """
+    """The levels of an update's environments: `num_known` of the buffer, each equally likely, then the fresh ones,
+    uint8 [F, bytes]. -> uint8 [num_known + F, bytes]."""
     there = (buffer.score > -jnp.inf).sum()
     return jnp.concatenate([buffer.data[jax.random.randint(key, (num_known,), 0, jnp.maximum(there, 1))], fresh])
 
@@ -571,10 +569,8 @@ def settle_search(args: Args, num_devices: int) -> Args:
     each = args.num_envs // parts
     known = args.from_buffer(each)
     if 0 < args.buffer_share < 1 and known in (0, each):
-        raise UsageError(
-            f"--buffer-share {args.buffer_share}: of {each} environments on each device and in each chunk it is "
-            f"{known}; take more --num-envs, fewer --num-devices or --num-rollout-chunks, or 0 or 1"
-        )
+        where = f"--buffer-share {args.buffer_share}: of {each} environments per device and chunk it is {known}"
+        raise UsageError(f"{where}; take more --num-envs, fewer --num-devices or --num-rollout-chunks, or 0 or 1")
     unit = parts * ((each - known) or each)
     batch = args.search_batch or unit * -(-256 // unit)
     if batch % unit:
@@ -584,25 +580,6 @@ def settle_search(args: Args, num_devices: int) -> Args:
     if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
         print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
-
-
-def estimate_memory(args: Args, suite: kinetix.Kinetix, state: TrainState, chunks: int) -> memory.Parts:
-    """As memory.estimate, of environments that begin anew in each update, and of searches. state: shapes, all seeds."""
-    level, obs = jax.eval_shape(suite.start, suite.empty_level)
-    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
-    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
-    acting, learning = FLOATS[args.network][args.size]  # numbers that the network holds at a time per observation
-    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
-    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
-    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
-    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
-    return {
-        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
-        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
-        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
-        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
-    }
 
 
 def build(args: Args) -> tuple:
@@ -648,10 +625,8 @@ def search(args: Args, env: envs.LevelEnv, programs: Any, run: Run, state: Train
     buffer, metrics = programs.gather(found)
     metrics = jax.device_get(metrics)
     if not np.all(metrics["buffer/levels"]):
-        raise UsageError(
-            f"--learnability-steps {args.learnability_steps}: on none of {args.num_candidates} levels did an episode "
-            f"end; an episode has at most {env.suite.max_steps} steps"
-        )
+        where = f"--learnability-steps {args.learnability_steps}: on none of {args.num_candidates} levels"
+        raise UsageError(f"{where} did an episode end; an episode has at most {env.suite.max_steps} steps")
     window = args.learnability_estimator == "window"
     steps = args.learnability_steps if window else args.learnability_episodes * env.suite.max_steps
     seconds = time.perf_counter() - began
@@ -685,9 +660,7 @@ def train(args: Args) -> Path:
     state = programs.init(keys)
     if args.init_from and not args.resume:
         learner = checkpoints.load_learner(args, state.learner, SAME, may_lack="proximal")
-        if (
-            args.com is not None and learner.proximal is None
-        ):  # a run of PPO: as at the start of any run, it is the policy
+        if args.com is not None and learner.proximal is None:  # of a run of PPO: as at any start, it is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))
         state = state._replace(learner=learner)

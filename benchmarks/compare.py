@@ -1,13 +1,13 @@
-"""ppo.py against rejax 0.1.3's PPO on the same work: speed, memory and compile time.
+"""Compares ppo.py with rejax 0.1.3's PPO on the same work: speed, memory and compile time.
 
     python benchmarks/compare.py                                     # everything; an hour or more on two cores
     python benchmarks/compare.py --sizes 64x4 1024x16 --repetitions 1
 
-Both train CartPole-v1 and Breakout-MinAtar with 128 steps, 4 epochs and separate 64 x 64 tanh networks, in turn, each
-time in a process of its own; measure.py says how things are measured. rejax gets an environment of its own (made on
-first use) with the same JAX, its bare training iteration without evaluation, and XLA's threads on all cores. What
-differs: rejax resets every environment at every step, learns nothing about its updates (KL, episode statistics),
-treats a truncated episode as ended, clips gradients by element.
+Both train CartPole-v1 and Breakout-MinAtar with 128 steps, 4 epochs and separate 64 x 64 tanh networks. They take
+turns, each time in a fresh process; measure.py says how things are measured. rejax has a virtual environment (made on
+first use) with the same JAX, runs its bare training iteration without evaluation, and uses XLA's threads on all cores.
+What differs is that rejax resets every environment at every step, records nothing about its updates (KL, episode
+statistics), treats a truncated episode as ended, and clips gradients by element.
 """
 
 import os
@@ -34,7 +34,7 @@ QUANTITIES = {
     "peak_bytes": ("peak memory", "peak memory above imports (MB)", 1e-6),
     "compile_s": ("compile time", "time to compile one update (s)", 1),
 }
-# By the names that both know; total_timesteps only has to be large enough.
+# Under names that both know. total_timesteps, added below, only has to be large enough.
 SHARED = {
     "gamma": 0.99,
     "gae_lambda": 0.95,
@@ -51,7 +51,7 @@ class Args:
     env_ids: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """gymnax ids."""
     sizes: tuple[str, ...] = ("64x4", "1024x16", "16384x256", "65536x1024")
-    """Environments x minibatches per epoch."""
+    """Sizes to measure, each as environments x minibatches per epoch."""
     num_steps: int = 128
     """Steps per environment and update."""
     repetitions: int = 3
@@ -59,21 +59,21 @@ class Args:
     updates: int | None = None
     """Updates per measurement; by default as many as ppo.py does in --seconds, and at least 2."""
     seconds: float = 10.0
-    """Least time that ppo.py's updates are measured for."""
+    """Least time, in seconds, over which ppo.py's updates are measured."""
     timeout: float = 1800.0
-    """Seconds after which a measurement is given up."""
+    """Seconds after which a measurement is abandoned."""
     rejax_python: Path | None = None
-    """Python of an environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
+    """Python of a virtual environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
     rejax_devices: int = 1
-    """Devices that rejax's environments are spread over (on a CPU as many are made); 1 is how rejax comes."""
+    """Devices to spread rejax's environments over (on a CPU, this many are created); 1 is rejax unchanged."""
     out: Path = Path("results/compare")
-    """Results go to <out>.json, <out>.md, <out>.png; what is there from this commit already is not measured again."""
+    """Results go to <out>.json, <out>.md and <out>.png; results of this commit found there are not measured again."""
     again: bool = False
     """Measure everything again."""
 
 
 def make_rejax_python() -> Path:
-    """The Python of a virtual environment with rejax and our version of JAX: programs are compared, not compilers."""
+    """Returns the Python of a virtual environment with rejax and our JAX, to compare programs and not compilers."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "ppo-scaling" / f"rejax-venv-jax-{version('jax')}"
     python, complete = folder / "bin" / "python", folder / "complete"
@@ -87,7 +87,7 @@ def make_rejax_python() -> Path:
 
 
 def make_settings(args: Args) -> Iterator[dict[str, Any]]:
-    """All points in the order in which they are measured."""
+    """Yields all points in the order in which they are measured."""
     for env_id in args.env_ids:
         for size in args.sizes:
             num_envs, num_minibatches = map(int, size.split("x"))
@@ -105,7 +105,7 @@ def make_settings(args: Args) -> Iterator[dict[str, Any]]:
 
 
 def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[str, Any]:
-    """What measure.py is to do."""
+    """Returns what measure.py has to do."""
     sizes = {name: setting[name] for name in ("num_envs", "num_steps", "num_minibatches")}
     total = {"total_timesteps": 10**4 * setting["num_envs"] * setting["num_steps"]}
     if setting["system"] == "ours":
@@ -131,7 +131,7 @@ def measure_all(args: Args, results: Results) -> None:
             if result is None and system == "ours":
                 result = run_worker(make_spec(args, setting, args.updates), args.timeout)
             elif result is None:
-                # As often as ours in the same repetition.
+                # As many updates as ours in the same repetition.
                 spec = make_spec(args, setting, args.updates or ours.get("updates"))
                 devices = args.rejax_devices if args.rejax_devices > 1 else None
                 result = run_worker(spec, args.timeout, rejax_python, devices)
@@ -149,7 +149,7 @@ def measure_all(args: Args, results: Results) -> None:
 
 
 def summarise(results: Results) -> list[dict[str, Any]]:
-    """One row per work: each side's median, and median, least and greatest of the ratios ours / rejax."""
+    """Makes one row per setting: each side's medians, and median, least and greatest of the ratios ours / rejax."""
     groups: dict[tuple, dict[int, dict[str, dict[str, Any]]]] = {}
     names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "rejax_devices")
     for point in results.current():
@@ -178,7 +178,7 @@ def summarise(results: Results) -> list[dict[str, Any]]:
 
 
 def list_problems(rows: list[dict[str, Any]]) -> list[str]:
-    """What could not be measured, and why."""
+    """Lists what could not be measured, and why."""
     return [
         f"{row['env_id']}, {row['num_envs']} × {row['num_minibatches']} × {row['num_steps']}: {name} {problem}"
         for row in rows
@@ -236,7 +236,7 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
 
 def main(args: Args) -> None:
     results = Results(args.out, args.again)
-    # So that a terminated benchmark, too, ends its worker and writes its table.
+    # So that even a terminated benchmark ends its worker and writes its table.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)

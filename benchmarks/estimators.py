@@ -1,9 +1,9 @@
-"""What the two estimators of learnability select, under fresh rollouts of the same policy.
+"""Compares what the two estimators of learnability select, by fresh rollouts of the same policy.
 
     python benchmarks/estimators.py runs/NAME           # a quarter of an hour; writes results/estimators.json
 
-From the same random levels each estimator keeps the best; then each kept level, and as many random ones, are played
-again, many episodes each, which tells their p and p (1 - p) without the luck that selection rewards. Intervals are 95 %
+Each estimator keeps the best of the same random levels. The kept levels, and as many random ones, are then played again
+for many episodes each, which shows their p and p (1 - p) without the luck that selection rewards. Intervals are 95 %
 t-intervals over levels. `window` plays --learnability-steps 512 on a level, `episodes` as many episodes as given.
 """
 
@@ -43,7 +43,7 @@ ESTIMATORS = {
 @dataclass(frozen=True)
 class Args:
     run: Positional[str]
-    """RUN or RUN@UPDATE of sfl_kinetix.py, whose policy plays."""
+    """Run of sfl_kinetix.py whose policy plays, as RUN or RUN@UPDATE."""
     candidates: int = 1024
     """Random levels to choose from."""
     keep: int = 64
@@ -51,13 +51,13 @@ class Args:
     episodes: int = 64
     """Fresh episodes on each level kept."""
     batch: int = 256
-    """Levels at a time."""
+    """Levels played at a time."""
     out: Path = Path("results/estimators.json")
     """The file to write."""
 
 
 def main(given: Args) -> None:
-    _, record, updates = checkpoints.find_checkpoint(given.run, "RUN")
+    folder, record, updates = checkpoints.find_checkpoint(given.run, "RUN")
     base = sfl_kinetix.Args(
         env_id=record["args"]["env_id"], network=record["args"]["network"], num_devices=1, buffer_size=given.keep,
         search_batch=given.batch, num_candidates=given.candidates, num_envs=2 * given.batch, num_steps=1,
@@ -65,7 +65,8 @@ def main(given: Args) -> None:
     devices.start(base)
     args, env, network, programs, keys = sfl_kinetix.build(base)
     params = programs.init(keys).learner.params
-    params = checkpoints.load(given.run, {"learner": {"params": params}}, by="RUN")["learner"]["params"]
+    like = {"learner": {"params": params}}
+    params = checkpoints.restore_newest(folder, updates, like, f"RUN {given.run}", partial=True)[0]["learner"]["params"]
     mesh = Mesh(np.array(jax.devices()[:1]), ("device",))
 
     def make_scorer(args: Any) -> Any:

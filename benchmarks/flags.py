@@ -1,10 +1,10 @@
-"""What the flags that decide results do, one at a time: final return, KL of an update and entropy for each value.
+"""Measures the flags that decide results, one at a time: final return, KL of an update and entropy for each value.
 
     python benchmarks/flags.py                # two hours on two cores; finished runs are not repeated
     python benchmarks/flags.py --tasks Pendulum-v1 --table
 
-Writes results/flags.json; docs/flags.md shows it. Each row is a run of five seeds with one flag changed, beside the run
-with none.
+Writes results/flags.json, which docs/flags.md shows. Each row is a run of five seeds with one flag changed; the row
+`base` has none changed.
 """
 
 import json
@@ -41,7 +41,7 @@ COMS = (16, 64, 256, 1024)  # of ppo_ewma.py
 
 
 def grid(task: str) -> dict[str, tuple[str, str]]:
-    """Name -> script, its changed flags."""
+    """Returns the runs of a task: name -> script, its changed flags."""
     runs = {"base": ("ppo", "")}
     base = f"{TASKS[task]} "
     for flag, values in VALUES.items():
@@ -62,9 +62,9 @@ def main(tasks: tuple[str, ...] = tuple(TASKS), runs_dir: Path = Path("runs/flag
     """Runs what is missing and writes results/flags.json.
 
     Args:
-        tasks: Environments.
+        tasks: Environments to run.
         runs_dir: Folder for the runs.
-        table: Only print what is there.
+        table: Only print the results of finished runs.
     """
     found = {}
     for task in tasks:

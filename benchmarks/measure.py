@@ -1,11 +1,12 @@
-"""One measurement, in a process of its own; compare.py and scaling.py start it. Needs JAX and what it measures only.
+"""Makes one measurement in its own process, for compare.py and scaling.py. Needs only JAX and what it measures.
 
     python benchmarks/measure.py '{"system": "ours", "args": {"num_envs": 64}, "updates": 5}'
 
-Speed: environment steps of training (acting and learning) per second, from the median time of an update, each waited
-for; the first one is left out where there are three or more. Memory on a CPU: the process's peak less what it held
-after its imports. What compiling takes, some 300 MB, hides a small program there; `program_bytes` is XLA's own figure.
-On an accelerator: the allocator's peak, all devices together. Compile time: tracing and compiling one update, uncached.
+Speed is environment steps of training (acting and learning) per second, from the median time of an update. Each update
+is waited for; the first is left out if there are three or more. Memory on a CPU is the process's peak minus what it
+held after its imports. Compiling takes some 300 MB, which hides a small program; `program_bytes` is XLA's own figure.
+On an accelerator, memory is the allocator's peak, summed over devices. Compile time is that of tracing and compiling
+one update, uncached.
 """
 
 import json
@@ -23,13 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "rejax")
-# Of the free memory; XLA's figure leaves out what the process needs for itself.
+# Share of the free memory, since XLA's figure leaves out what the process needs for itself.
 USABLE = 0.95
 OF_ENVIRONMENTS = ("env_state", "last_obs", "last_done")  # in rejax's state
 
 
 def proc_bytes(path: str, name: str) -> int | None:
-    """A line such as `VmRSS:   1234 kB` of a file in /proc; None where there is no such file."""
+    """Reads a line such as `VmRSS:   1234 kB` of a file in /proc; None if there is no such file."""
     try:
         return int(re.search(rf"{name}:\s+(\d+) kB", Path(path).read_text())[1]) * 1024
     except (OSError, TypeError):
@@ -37,7 +38,7 @@ def proc_bytes(path: str, name: str) -> int | None:
 
 
 def peak_bytes() -> int:
-    # Not ru_maxrss where VmHWM is known: Linux hands the parent's peak down to a new process in ru_maxrss.
+    # Prefers VmHWM, because Linux hands the parent's peak down to a new process in ru_maxrss.
     unit = 1 if sys.platform == "darwin" else 1024
     return proc_bytes("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -54,7 +55,7 @@ def load_ours(spec: dict[str, Any]) -> Callable[[], tuple]:
         sys.exit(f"ppo.py has no {', '.join('--' + name.replace('_', '-') for name in sorted(unknown))}")
     args = ppo.Args(**{name: tuple(v) if isinstance(v, list) else v for name, v in spec["args"].items()})
     devices.start(args)
-    # ppo.py imports it only when it makes an environment, rejax at once. It starts JAX: the line above comes first.
+    # ppo.py imports gymnax only to make an environment, rejax at once. It starts JAX, so the line above comes first.
     import gymnax  # noqa: F401
 
     def build() -> tuple:
@@ -77,7 +78,7 @@ def load_rejax(spec: dict[str, Any]) -> Callable[[], tuple]:
         state = jax.jit(algorithm.init_state)(jax.random.PRNGKey(0))
         devices, keep = jax.devices()[: spec["devices"]], lambda state: state
         if len(devices) > 1:
-            # rejax leaves devices to its user; XLA then divides the program as the environments are divided.
+            # rejax leaves devices to its user. XLA then divides the program in the way the environments are divided.
             mesh = Mesh(np.array(devices), ("device",))
             split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("device",), ()))
             layout = jax.tree.map(lambda _: whole, state).replace(
@@ -86,7 +87,7 @@ def load_rejax(spec: dict[str, Any]) -> Callable[[], tuple]:
             state = jax.device_put(state, layout)
             keep = partial(jax.lax.with_sharding_constraint, shardings=layout)
         batch_size = spec["args"]["num_envs"] * spec["args"]["num_steps"]
-        # What algorithm.train does between two evaluations, once.
+        # One iteration of what algorithm.train does between two evaluations.
         return lambda state: (keep(algorithm.train_iteration(state)), {}), state, batch_size, len(devices)
 
     return build
@@ -105,9 +106,9 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     compiled = jax.jit(step, donate_argnums=0).lower(state).compile()
     compile_s = time.perf_counter() - began
     if spec["system"] == "ours":
-        from common.run import devices
+        from common.run import memory
 
-        devices.give_back_memory()  # as a run of ppo.py does
+        memory.give_back()  # as a run of ppo.py does
     sizes = compiled.memory_analysis()
     program = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
     program = (program + sizes.output_size_in_bytes - sizes.alias_size_in_bytes) * num_devices

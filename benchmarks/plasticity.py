@@ -1,9 +1,9 @@
-"""What the measurements of --plasticity-every cost: time of a measurement beside that of an update.
+"""Measures what --plasticity-every costs: the time of a measurement beside that of an update.
 
     python benchmarks/plasticity.py                               # writes results/plasticity.json
 
-The share is that of the time of a training that measures every 10 updates, the default. An update gathers the sample
-that is measured on whether or not it is; its time therefore contains that.
+The reported share is of the time of a training run that measures every 10 updates, the default. Every update gathers
+the sample for a measurement, whether or not one follows, so its time includes that.
 """
 
 import datetime
@@ -28,7 +28,7 @@ import jax
 from benchmarks.report import git
 from common.run import devices
 
-# Script and flags: the default, a network and batch of control, paper B's smallest batch, a CNN.
+# Script and flags: the defaults, a control task's network and batch, paper B's smallest batch, a CNN.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo.py, Breakout-MinAtar, 2048 x 32": ("ppo", {}),
     "ppo_ewma.py, Breakout-MinAtar, 2048 x 32": ("ppo_ewma", {}),
@@ -47,7 +47,7 @@ class Args:
     out: Path = Path("results/plasticity.json")
     """The file to write."""
     repetitions: int = 15
-    """The median of so many is reported."""
+    """How many times to measure; the median is reported."""
 
 
 def measure(script: str, flags: dict[str, Any], repetitions: int) -> dict[str, Any]:

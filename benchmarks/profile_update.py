@@ -1,9 +1,9 @@
-"""What an update of ppo.py spends its time on: each part compiled and timed alone.
+"""Shows what an update of ppo.py spends its time on; each part is compiled and timed alone.
 
     python benchmarks/profile_update.py                           # 16384 x 128 transitions, 256 minibatches
     python benchmarks/profile_update.py --env-ids CartPole-v1 --num-envs 1024 --num-minibatches 16
 
-"matrix products alone" is the floor of the gradient: the products of its layers with nothing between them.
+"matrix products alone" is a lower bound on the gradient's time: the products of its layers with nothing in between.
 """
 
 import sys
@@ -33,17 +33,17 @@ class Args:
     env_ids: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments, as for ppo.py."""
     num_envs: int = 16384
-    """Environments, on all devices."""
+    """Environments, over all devices."""
     num_minibatches: int = 256
     """Minibatches per epoch."""
     num_steps: int = 128
     """Steps per environment and update."""
     repetitions: int = 2
-    """The fastest of so many is reported."""
+    """How many times to time a part; the fastest is reported."""
 
 
 def profile(args: Args, env_id: str) -> dict[str, float]:
-    """Seconds of each part in one update."""
+    """Returns the seconds of each part in one update."""
     sizes = {"num_envs": args.num_envs, "num_steps": args.num_steps, "num_minibatches": args.num_minibatches}
     flags = ppo.Args(env_id=env_id, total_timesteps=10**12, **sizes)
     flags, env, network, init, _, _, keys = ppo.build(flags)
@@ -65,7 +65,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
     def rollout(state: ppo.TrainState) -> tuple:
         key = jax.random.fold_in(state.key, jax.lax.axis_index("device"))
         chunk = jax.tree.map(lambda x: x[0], state.environments)
-        return ppo.rollout(flags, env, network, state.learner, chunk, key)[2:4]
+        return ppo.rollout(flags, env, network, state.learner, chunk, key)[1:3]
 
     def steps_alone(state: ppo.TrainState) -> jax.Array:
         def step(env_state: Any, key: jax.Array) -> tuple:
@@ -86,7 +86,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
     number = flags.update_epochs * flags.num_minibatches
 
     def repeat(gradient: Callable, params: Any, batch: ppo.Batch) -> Any:
-        """As many gradients as an update takes, all of one minibatch that lies ready; each moves the parameters."""
+        """Takes as many gradients as an update does, all on one prepared minibatch; each moves the parameters."""
         size = flags.minibatch_size // flags.num_devices
         ready = jax.tree.map(lambda x: x[:size], batch)
         ready = ready._replace(obs=bits.unpack(ready.obs))

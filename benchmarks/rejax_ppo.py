@@ -1,11 +1,11 @@
-"""rejax 0.1.3's PPO on a gymnax environment, for a comparison of returns at equal hyperparameters.
+"""Trains rejax 0.1.3's PPO on a gymnax environment, to compare returns at equal hyperparameters.
 
-rejax wants gymnax 0.0.9, so it needs a virtual environment of its own:
+rejax wants gymnax 0.0.9, so it needs its own virtual environment:
 
     python -m venv .venv-rejax && .venv-rejax/bin/pip install rejax==0.1.3 gymnax==0.0.9
     .venv-rejax/bin/python benchmarks/rejax_ppo.py Breakout-MinAtar 0 1 2 3 4
 
-Prints one line per seed: the mean return of 128 episodes, sampled actions, at the end of training.
+Prints one line per seed: the mean return of 128 episodes, with sampled actions, at the end of training.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What compare.py and scaling.py share: starting measure.py, keeping what it found, drawing it."""
+"""Starts measure.py, stores its results and draws them, for compare.py and scaling.py."""
 
 import datetime
 import json
@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks import measure
 from common.run import devices
 
-FAILED = "failed: "  # a problem that may be gone the next time
+FAILED = "failed: "  # marks a problem that may be gone the next time
 
 
 def run_worker(
     spec: dict[str, Any], timeout: float, python: str | Path = sys.executable, num_cpu_devices: int | None = None
 ) -> dict[str, Any]:
-    """One measurement in a fresh process; what keeps it from being made is told in the result's `problem`."""
+    """Makes one measurement in a fresh process. If it cannot be made, the result's `problem` says why."""
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if num_cpu_devices is not None:
         environment["JAX_NUM_CPU_DEVICES"] = str(num_cpu_devices)
@@ -35,7 +35,7 @@ def run_worker(
         return {"problem": "killed, as Linux does when memory runs out"}
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        # Not simply the last line: JAX ends its tracebacks with a remark.
+        # Not simply the last line, because JAX ends its tracebacks with a remark.
         errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
         return {"problem": FAILED + (errors or lines)[-1]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -51,7 +51,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def git(*command: str) -> str:
-    """What git says; nothing where there is no git or no repository."""
+    """Returns git's output, which is empty without git or a repository."""
     try:
         done = subprocess.run(["git", "-C", str(measure.ROOT), *command], capture_output=True, text=True)
     except OSError:
@@ -60,14 +60,14 @@ def git(*command: str) -> str:
 
 
 class Results:
-    """The measurements of <out>.json, written after each one. Those of another commit stay in the file until the same
-    is measured again, but count for nothing."""
+    """The measurements in <out>.json, which is written after each one. Those of another commit are not used, but stay
+    in the file until the same setting is measured again."""
 
     def __init__(self, out: Path, again: bool):
         self.path = out.with_name(out.name + ".json")
         self.again = again
         self.commit = git("rev-parse", "HEAD") or "unknown"
-        # Only of the code: a new table or text in the repository makes no result outdated.
+        # Only changes of code count: a new table or text in the repository makes no result outdated.
         self.commit += " with changes" if git("status", "--porcelain", "--", "*.py") else ""
         self.points: list[dict[str, Any]] = []
         self.devices = devices.machine()
@@ -81,7 +81,7 @@ class Results:
         self.measured: list[dict[str, Any]] = []  # by this process
 
     def get(self, setting: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a point measured earlier, unless it has to be measured again."""
+        """Returns the result of a point measured earlier, unless it has to be measured again."""
         done = self.measured if self.again else self.points
         found = (p["result"] for p in done if p["setting"] == setting and p["commit"] == self.commit)
         return next((result for result in found if not result.get("problem", "").startswith(FAILED)), None)
@@ -109,7 +109,7 @@ class Results:
         os.replace(part, self.path)
 
     def caption(self) -> str:
-        """One line for below a table or picture: where, when and with what."""
+        """Returns a line to put below a table or picture: where, when and with what."""
         points = self.current()
         devices = "; ".join(sorted({p["device"] for p in points if "device" in p and "CPU" not in p["device"]}))
         jax = " and ".join(dict.fromkeys(p["versions"]["jax"] for p in points if "versions" in p))
@@ -123,8 +123,8 @@ def now() -> str:
 
 
 def new_figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
-    """A figure with rows x columns axes. -> figure, axes [rows, columns]."""
-    from matplotlib.figure import Figure  # here, not above: the worker may have no matplotlib
+    """Makes a figure with rows x columns axes. -> figure, axes [rows, columns]."""
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.5), layout="constrained")
     figure.suptitle(title, fontsize=13)
@@ -136,7 +136,7 @@ def new_figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
 
 
 def finish_axis(axis: Any, ticks: list[int], log: bool) -> None:
-    """Plain numbers on both axes: `ticks` below; on the left whole decades (`log`), or everything from 0."""
+    """Puts plain numbers on both axes: `ticks` below; on the left whole decades (`log`), or all from 0."""
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
     axis.set_xscale("log", base=2)

@@ -1,11 +1,11 @@
-"""How ppo.py's speed, memory, update time and compile time grow with environments and with devices.
+"""Measures how ppo.py's speed, memory, update time and compile time grow with environments and devices.
 
     python benchmarks/scaling.py                                     # 2^6 to 2^20 environments, 1 to 8 devices
     python benchmarks/scaling.py --num-envs 64 1024 --num-devices 1 2 --devices-num-envs 1024
 
-Each point is measured in a process of its own; measure.py says how. Minibatches keep their size, the recipe of ppo.py:
-with more environments there are more of them. On a CPU as many devices are made as asked for; beyond the number of
-cores they only show what dividing the work costs.
+Each point is measured in its own process; measure.py says how. Minibatches keep their size, which is ppo.py's recipe:
+more environments mean more minibatches. On a CPU, as many devices are created as asked for; beyond the core count they
+only show what dividing the work costs.
 """
 
 import signal
@@ -36,31 +36,31 @@ class Args:
     env_ids: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments, as for ppo.py."""
     num_envs: tuple[int, ...] = tuple(2**n for n in range(6, 21, 2))
-    """Numbers of environments, each on all devices (on a CPU: one per core)."""
+    """Environment counts, each measured on all devices (on a CPU, one per core)."""
     num_devices: tuple[int, ...] = (1, 2, 4, 8)
-    """Numbers of devices, each with --devices-num-envs environments."""
+    """Device counts, each measured with --devices-num-envs environments."""
     devices_num_envs: int = 16384
-    """Environments, over all devices, of the points that vary the devices."""
+    """Environments, over all devices, at the points that vary --num-devices."""
     num_steps: int = 16
     """Steps per environment and update."""
     minibatch_size: int = 2048
-    """Transitions per minibatch; where it does not divide those of an update, the next smaller number that does."""
+    """Transitions per minibatch; if it does not divide those of an update, the next smaller size that does."""
     rollout_chunks: int | None = None
     """ppo.py's --num-rollout-chunks."""
     updates: int | None = None
     """Updates per measurement; by default as many as fill --seconds, and at least 2."""
     seconds: float = 10.0
-    """Least time that updates are measured for."""
+    """Least time, in seconds, over which updates are measured."""
     timeout: float = 1800.0
-    """Seconds after which a measurement is given up."""
+    """Seconds after which a measurement is abandoned."""
     out: Path = Path("results/scaling")
-    """Results go to <out>.json, <out>.md, <out>.png; what is there from this commit already is not measured again."""
+    """Results go to <out>.json, <out>.md and <out>.png; results of this commit found there are not measured again."""
     again: bool = False
     """Measure everything again."""
 
 
 def make_settings(args: Args) -> list[dict[str, Any]]:
-    """All points, small ones first."""
+    """Returns all points, small ones first."""
     points = [(num_envs, None) for num_envs in args.num_envs]
     points += [(args.devices_num_envs, number) for number in args.num_devices]
     length = f"{args.updates} updates" if args.updates else f"{args.seconds:g} s"
@@ -84,9 +84,9 @@ def make_settings(args: Args) -> list[dict[str, Any]]:
 
 
 def make_spec(args: Args, setting: dict[str, Any]) -> dict[str, Any]:
-    """What measure.py is to do."""
+    """Returns what measure.py has to do."""
     its = {name: value for name, value in setting.items() if value is not None and name != "length"}
-    its["total_timesteps"] = 10**4 * setting["num_envs"] * setting["num_steps"]  # no end within the measurement
+    its["total_timesteps"] = 10**4 * setting["num_envs"] * setting["num_steps"]  # does not end within the measurement
     return {"system": "ours", "args": its, "updates": args.updates, "seconds": args.seconds}
 
 
@@ -106,7 +106,7 @@ def measure_all(args: Args, results: Results) -> None:
 
 
 def make_rows(results: Results) -> list[dict[str, Any]]:
-    """The points of this commit, sorted; `wanted_devices` is None where all were used."""
+    """Returns the points of this commit, sorted; `wanted_devices` is None where all were used."""
     rows = []
     for point in results.points:
         if point["commit"] == results.commit:
@@ -135,7 +135,7 @@ def make_table(rows: list[dict[str, Any]], caption: str) -> str:
 
 
 def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
-    """Above: against environments, on all devices; below: against devices."""
+    """Draws quantities against environments, on all devices (above), and against devices (below)."""
     halves = [[r for r in rows if r["wanted_devices"] is None], [r for r in rows if r["wanted_devices"]]]
     halves = [half for half in halves if any("problem" not in row for row in half)]
     if not halves:
@@ -162,7 +162,7 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
 
 def main(args: Args) -> None:
     results = Results(args.out, args.again)
-    # So that a terminated benchmark, too, ends its worker and writes its table.
+    # So that even a terminated benchmark ends its worker and writes its table.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)

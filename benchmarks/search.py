@@ -1,13 +1,13 @@
-"""sfl_kinetix.py against Kinetix's own training functions, and the time and memory of its search for levels.
+"""Compares sfl_kinetix.py with Kinetix's own functions, and measures time and memory of its search for levels.
 
     python benchmarks/search.py                        # writes results/search.json; a quarter of an hour on two cores
     taskset -c 0 python benchmarks/search.py --out results/search_one_core.json
 
-Training: one update of both in turn, rollout and inner loop, on levels of the same kind. The peer is made of the
-functions of kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the
-same network and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels;
-what that costs in an update is reported separately. Search: sampling and scoring of candidates, the peer's rollouts of
-the same size, and the peak memory of a process that searches through few, more and many candidates.
+For training, one update (rollout and inner loop) of each is timed in turn, on levels of the same kind. The peer uses
+kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
+and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels; what that costs
+per update is reported separately. For the search, the sampling and scoring of candidates and the peer's rollouts of
+the same size are timed, and the peak memory is taken of processes that search through few, more and many candidates.
 """
 
 import datetime
@@ -43,17 +43,17 @@ class Args:
     num_envs: int = 64
     """Parallel environments."""
     num_steps: int = 64
-    """Steps per environment and update; the speed hardly follows it."""
+    """Steps per environment and update; the speed hardly depends on it."""
     minibatch_size: int = 512
     """Transitions per minibatch."""
     network: str = "transformer"
     """Kinetix's transformer or permutation-invariant network."""
     repetitions: int = 3
-    """The median of so many is reported."""
+    """How many times to measure; the median is reported."""
     candidates: tuple[int, ...] = (256, 1024, 4096)
-    """Numbers of candidates whose search is measured for memory, in batches of 128."""
+    """Candidate counts at which the memory of a search is measured, in batches of 128."""
     memory_of: int | None = None
-    """Search through so many candidates and print the peak (what the above starts, each in a process of its own)."""
+    """Only search through this many candidates and print the peak (--candidates starts a process for each of these)."""
     out: Path = Path("results/search.json")
     """The file to write."""
 
@@ -65,7 +65,7 @@ def timed(function: Any) -> tuple[Any, float]:
 
 
 def make_peer(args: Any, env: Any, network: Any, params: Any) -> tuple[Any, Any]:
-    """-> functions (level states, key) of one update and of a search's rollouts, as Kinetix's own functions do them."""
+    """Builds the peer from Kinetix's functions. -> functions (level states, key) of an update and search rollouts."""
     import optax
     from flax.training.train_state import TrainState
     from kinetix.environment.env import make_kinetix_env
@@ -84,7 +84,7 @@ def make_peer(args: Any, env: Any, network: Any, params: Any) -> tuple[Any, Any]
     @jax.jit
     def peer(levels: Any, key: jax.Array) -> Any:
         obs = jax.vmap(suite.env.get_obs)(levels)
-        carry = jnp.zeros((args.num_envs, 1))  # of a recurrent network; this one has none
+        carry = jnp.zeros((args.num_envs, 1))  # for recurrent networks; this one has no carry
         (key, state, _, _, _, last_value), traj = learning.sample_trajectories_rnn(
             key, kinetix_env, env_params, start, carry, obs, levels, args.num_envs, args.num_steps
         )

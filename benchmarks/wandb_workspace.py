@@ -1,10 +1,10 @@
-"""A workspace on Weights & Biases that shows a plateau: return, KL, data-to-divergence ratio and entropy, over
+"""Makes a Weights & Biases workspace that shows a plateau: return, KL, data-to-divergence ratio and entropy, over
 environment steps and over updates.
 
     pip install -r requirements-wandb.txt
     python benchmarks/wandb_workspace.py --entity TEAM --project ppo-scaling        # prints its address
 
-Runs get there with --track; those of --wandb-group are averaged.
+Runs appear there with --track. Group the run table by Group to see the mean of the runs of one --wandb-group.
 """
 
 import sys
@@ -22,7 +22,7 @@ LOGARITHMIC = ("outer/kl", "outer/ddr")
 
 
 def workspace(entity: str, project: str):
-    """The workspace, not saved yet."""
+    """Builds the workspace without saving it."""
     try:
         import wandb_workspaces.reports.v2 as reports
         import wandb_workspaces.workspaces as workspaces
@@ -41,11 +41,11 @@ def workspace(entity: str, project: str):
 
 
 def main(entity: str, project: str = "ppo-scaling") -> None:
-    """Makes the workspace.
+    """Saves the workspace and prints its address.
 
     Args:
         entity: Team or user on Weights & Biases.
-        project: Project.
+        project: Project of that team or user.
     """
     print(workspace(entity, project).save().url)
 

@@ -61,6 +61,13 @@ def test_flags_of_the_evaluation_are_those_of_the_command(trained):
     assert record["num_eval_episodes"] == 30 and record["eval_deterministic"] and record["hidden_sizes"] == [8]
 
 
+def test_a_flag_of_the_command_counts_even_at_its_default(trained):
+    script, path = trained
+    default = SCRIPTS[script].Args().seed
+    made = call(script, path.parent, "--evaluate", path, "--num-eval-episodes", 6, "--seed", default)
+    assert json.loads((made / "args.json").read_text())["args"]["seed"] == default != 3
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [

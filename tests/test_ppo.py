@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import ppo
 from common import envs
-from common.actions import Box, Categorical, Discrete, Gaussian
+from common.actions import Box, Categorical, Discrete, Gaussian, bounded
 from common.bits import unpack
 from common.run.arguments import apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
@@ -296,6 +296,19 @@ def test_gaussian_density_integrates_to_one_and_its_samples_have_its_moments():
     assert samples.mean() == pytest.approx(0.7, abs=0.03) == np.trapezoid(density * x, x)
     assert samples.std() == pytest.approx(np.exp(-0.5), abs=0.02)
     assert dist.mode() == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("slope, end", [(1.0, -5.0), (-1.0, 2.0), (0.0, 0.3)])
+def test_a_bounded_log_std_stops_at_its_bound_and_comes_back(slope, end):
+    """Gradient descent on slope x first, then on (x - 0.5)²."""
+    descend = jax.jit(lambda x, loss_slope: x - 0.1 * jax.grad(lambda x: loss_slope * bounded(x, -5.0, 2.0))(x))
+    x = jnp.float32(0.3)
+    for _ in range(100):
+        x = descend(x, slope)
+    assert float(x) == pytest.approx(end, abs=0.11) and float(bounded(x, -5.0, 2.0)) == pytest.approx(end)
+    for _ in range(100):
+        x = x - 0.1 * jax.grad(lambda x: (bounded(x, -5.0, 2.0) - 0.5) ** 2)(x)
+    assert float(x) == pytest.approx(0.5, abs=1e-3)
 
 
 # The inner loop

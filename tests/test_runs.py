@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from common.run import devices, early, plots, run as runs, tracking
+from common.run import arguments, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import Checkpoints, checkpoint_updates, load_learner, restore_newest
 
@@ -172,6 +172,10 @@ def test_resume_takes_the_arguments_of_the_run(args):
     assert runs.begin(args, __file__) is args
 
 
+def record_of(path):
+    return json.loads((path / "args.json").read_text())
+
+
 def test_usage_errors_of_resume(args, tmp_path):
     path, _ = train(args)
 
@@ -182,7 +186,12 @@ def test_usage_errors_of_resume(args, tmp_path):
     refused("--resume .*: not the folder of a run", resume=str(tmp_path))
     refused("made by test_runs.py, this is pqn.py", resume=str(path), script="pqn.py")
     refused("with --seed, --learning-rate: .*--init-from", resume=str(path), learning_rate=0.2, seed=3)
-    record = json.loads((path / "args.json").read_text())
+    typed = arguments.parse(Args, "", ["--resume", str(path), "--seed", str(Args().seed)])  # at its default
+    other = dataclasses.replace(args, seed=5)
+    (path / "args.json").write_text(json.dumps({**record_of(path), "args": dataclasses.asdict(other)}))
+    with pytest.raises(UsageError, match="with --seed: a resumed run keeps its own flags"):
+        runs.begin(typed, __file__)
+    record = record_of(path)
     (path / "args.json").write_text(json.dumps({**record, "args": {**record["args"], "new_flag": 1}}))
     refused("this script has no --new-flag; it was made by test_runs.py", resume=str(path))
     (path / "args.json").write_text(json.dumps(record))
@@ -674,6 +683,31 @@ def test_speed_leaves_out_what_is_done_aside(args, monkeypatch):
                 run.write(update, {"search/x": np.float32(1)})
     lines = plots.read_lines(run.path)
     assert [line.get("charts/SPS") for line in lines] == [200, None, 200, None]
+
+
+def test_the_time_of_a_measurement_is_on_the_line_of_its_update(args, monkeypatch):
+    """On a device of which only the dispatch is immediate."""
+    clock, idle_from = [0.0], [0.0]
+
+    def dispatch(seconds):
+        idle_from[0] = max(idle_from[0], clock[0]) + seconds
+        return idle_from[0]
+
+    def fetch(row):
+        clock[0] = max(clock[0], row["ready"])
+        return {"losses/x": np.float32(1)}
+
+    run = run_of(args, 6, 100, plasticity_every=3)
+    monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(runs.jax, "device_get", fetch)
+    run._clock = 0.0
+    with run:
+        for update in run.updates():
+            ready = dispatch(1)
+            if run.plasticity_due(update):
+                clock[0] = ready = dispatch(9)  # and is waited for
+            run.log(update, {"ready": ready})
+    assert [line["charts/SPS"] for line in plots.read_lines(run.path)] == [100, 100, 10, 100, 100, 10]
 
 
 @pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])

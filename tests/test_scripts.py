@@ -1,6 +1,8 @@
 """The training scripts share no code with each other: what they have in common is the same to the letter."""
 
 import ast
+import importlib
+import types
 from itertools import combinations
 from pathlib import Path
 
@@ -227,3 +229,24 @@ class Kept:
     two = "from m import shared, needs, Kept"
     found = for_one_script({"m": ast.parse(module)}, {"one": ast.parse(one), "two": ast.parse(two)})
     assert sorted(line.split()[1] for line in found) == ["lonely", "lonely_method"]
+
+
+OURS = ("common", "experiments", "benchmarks", *NAMES)
+
+
+def test_what_files_use_of_our_modules_is_there():
+    """Where a file says `from common.run import memory`, memory.x exists: also in what no test runs, the benchmarks."""
+    folders = (ROOT / name for name in OURS[:3])
+    for path in [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]:
+        nodes, modules = list(ast.walk(ast.parse(path.read_text()))), {}
+        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+            if (node.module or "").split(".")[0] not in OURS:
+                continue
+            for name in node.names:
+                found = getattr(importlib.import_module(node.module), name.name, None)
+                found = found or importlib.import_module(f"{node.module}.{name.name}")
+                if isinstance(found, types.ModuleType):
+                    modules[name.asname or name.name] = found
+        for node in (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+            module = modules.get(node.value.id)
+            assert module is None or hasattr(module, node.attr), f"{path.name}: {node.value.id}.{node.attr}"

@@ -462,7 +462,7 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ({"num_envs": 1, "num_steps": 64}, "--buffer-share 0.5: of 1 environments on each device and in each chunk"),
+        ({"num_envs": 1, "num_steps": 64}, "--buffer-share 0.5: of 1 environments per device and chunk it is"),
         ({"evaluate": "x", "init_from": "y"}, "--init-from with --evaluate x"),
         ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 8 would do"),
         ({"learnability_episodes": 1}, "--learnability-episodes 1"),

@@ -1,4 +1,4 @@
-"""The flags that every script has for keeping its runs, bounds that a field states itself, and errors of one line."""
+"""The flags with which every script keeps its runs, bounds that a field declares in its type, and one-line errors."""
 
 import ast
 import contextlib
@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -19,16 +20,16 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 
 class UsageError(ValueError):
-    """Bad input: one line that names the flag, the value and what would work."""
+    """Bad input, as one line that names the flag, the value and what would work."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a number has to be, beside its type: `Annotated[int, Bound(...)]`. Checked by `check`."""
+    """A condition on a number, part of its type: `Annotated[int, Bound(...)]`. `check` enforces it."""
 
     fits: Callable[[float], bool]
     wanted: str
-    wide: bool = False  # an integer that stays on the host: it need not fit into 32 bits
+    wide: bool = False  # an integer that stays on the host and may exceed 32 bits
 
 
 Number = TypeVar("Number")
@@ -42,39 +43,41 @@ BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processe
 
 @dataclass(frozen=True, kw_only=True)
 class LogArgs:
-    """How a run is kept."""
+    """Flags that say how a run is kept."""
 
     # --- keeping the run ---
     runs_dir: str = "runs"
-    """Folder for run folders."""
+    """Folder that holds the run folders."""
     run_name: str | None = None
     """Name of the run's folder (default: env__script__seed__time)."""
     resume: str | None = None
-    """Continue this run (its folder) bit for bit, with its own flags."""
+    """Continue the run in this folder bit for bit, with its own flags."""
     checkpoint_every: NonNegative[int] = 0
-    """Save a checkpoint every this many updates; one is always saved at the end and at a stop. 0: only those."""
+    """Save a checkpoint every this many updates, and always at the end and when stopped. 0: only then."""
     keep_checkpoints: NonNegative[int] = 3
-    """Number of newest checkpoints to keep; 0: all."""
+    """Keep this many of the newest checkpoints. 0: keep all."""
     log_every: Positive[int] = 1
-    """Updates per line of metrics.jsonl; a line is the mean over its updates."""
+    """Updates per line of metrics.jsonl. A line is the mean over its updates."""
     halt_on_nan: bool = True
     """Stop when a loss or a parameter is no longer finite."""
 
     # --- wandb ---
     track: bool = False
-    """Log to Weights & Biases as well."""
+    """Also log to Weights & Biases (wandb)."""
     wandb_project_name: str = "ppo-scaling"
-    """Project."""
+    """Name of the wandb project."""
     wandb_entity: str | None = None
-    """Entity (team)."""
+    """Name of the wandb entity (team)."""
     wandb_group: str | None = None
-    """Group: runs that belong together, such as the seeds of one setting."""
+    """Group of the wandb run: runs that belong together, such as the seeds of one setting."""
     wandb_tags: tuple[str, ...] = ()
-    """Tags."""
+    """Tags of the wandb run."""
     wandb_job_type: str | None = None
-    """Job type, such as train or eval."""
+    """Job type of the wandb run, such as train or eval."""
     wandb_mode: Literal["online", "offline"] = "online"
-    """offline needs no account and no network."""
+    """Whether wandb is online or offline. Offline needs no account and no network."""
+
+    named = frozenset()  # flags that the command line names, even with their defaults
 
     def __post_init__(self):
         check(self)
@@ -82,44 +85,44 @@ class LogArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class RunArgs(LogArgs):
-    """What a training starts from, how it is evaluated and what it runs on. What it does is in the script, which has
-    num_envs, num_steps and total_timesteps among its flags."""
+    """Flags that say what training starts from, how it is evaluated and what it runs on. The script adds those of the
+    training itself, among them num_envs, num_steps and total_timesteps."""
 
     # --- start ---
     init_from: str | None = None
-    """Start a new run from the learned state of RUN or RUN@UPDATE, with other flags."""
+    """Start a new run, with its own flags, from the learned state of RUN or RUN@UPDATE."""
     evaluate: str | None = None
-    """Train nothing: evaluate RUN or RUN@UPDATE, with that run's flags."""
+    """Evaluate RUN or RUN@UPDATE with that run's flags. Nothing is trained."""
 
     # --- evaluation ---
     eval_every: NonNegative[int] = 0
-    """Evaluate every this many updates; 0: only at the end."""
+    """Evaluate every this many updates. 0: only at the end."""
     num_eval_episodes: NonNegative[int] = 128
-    """Episodes per evaluation (at least one per level, where there is a fixed set of levels); 0: no evaluation."""
+    """Episodes per evaluation (at least one per level if the set of levels is fixed). 0: no evaluation."""
     eval_deterministic: bool = False
-    """Evaluate the most likely action instead of sampling."""
+    """In evaluations, take the most likely action instead of sampling."""
     capture_video: bool = False
     """Save a gif of one episode of the final policy."""
 
     # --- measurements ---
     plasticity_every: NonNegative[int] = 10
-    """Measure network, gradient and policy (plasticity/...) every this many updates and at the last one; 0: never."""
+    """Measure network, gradient and policy (plasticity/...) every this many updates and at the last. 0: never."""
     dormant_tau: NonNegative[float] = 0.025
-    """A unit is dormant if its mean activity is at most this share of its layer's."""
+    """A unit is dormant if its mean activity is at most this share of its layer's mean."""
 
     # --- devices ---
     num_devices: Positive[int] | None = None
-    """Number of devices to train on (default: all)."""
+    """Train on this many devices (default: all)."""
     distributed: bool = False
-    """Train with several processes, started alike, one per machine or GPU; finds Slurm, Open MPI and GKE by itself."""
+    """Train with several processes, one per machine or GPU, all started alike. Detects Slurm, Open MPI and GKE."""
     coordinator_address: str | None = None
-    """HOST:PORT at which the first process listens, where no cluster is found."""
+    """HOST:PORT at which the first process listens, if no cluster is detected."""
     num_processes: Positive[int] | None = None
-    """Number of processes, where no cluster is found."""
+    """Total count of processes, if no cluster is detected."""
     process_id: NonNegative[int] | None = None
-    """Which of the processes this one is, from 0, where no cluster is found."""
+    """Index of this process, from 0, if no cluster is detected."""
     list_envs: bool = False
-    """List the environments that --env-id knows."""
+    """List the environments that --env-id accepts, and exit."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -140,12 +143,12 @@ class RunArgs(LogArgs):
 
     @property
     def batch_size(self) -> int:
-        """Environment steps of an update."""
+        """Environment steps per update."""
         return self.num_envs * self.num_steps
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run."""
+        """Updates in the whole run."""
         return self.total_timesteps // self.batch_size
 
 
@@ -155,7 +158,7 @@ def flag(name: str) -> str:
 
 
 def check(args: Any) -> None:
-    """Compares every field with its type and with the bound beside it; raises UsageError."""
+    """Check every field against its type and the bound in it, raising UsageError."""
     for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
         _check(flag(name), getattr(args, name), hint, None)
 
@@ -197,7 +200,7 @@ def _check_one(name: str, value: Any, kind: type, bound: Bound | None) -> None:
 
 
 def below(args: Any, limit: int, *names: str) -> None:
-    """Each named field is less than `limit` (or None)."""
+    """Check that each named field is less than `limit`, or None."""
     for name in names:
         value = getattr(args, name)
         if value is not None and value >= limit:
@@ -205,8 +208,8 @@ def below(args: Any, limit: int, *names: str) -> None:
 
 
 def sections(kind: type) -> dict[str, dict[str, str]]:
-    """The fields of a dataclass of arguments in the groups of its source ("# --- outer loop ---"), the script's own
-    groups first, with their docstrings: {group: {field: docstring}}."""
+    """The docstrings of an arguments dataclass, in the groups of its source ("# --- outer loop ---") with the script's
+    own groups first: {group: {field: docstring}}."""
     found: dict[str, dict[str, str]] = {}
     seen: set[str] = set()
     for cls in (cls for cls in kind.__mro__ if dataclasses.is_dataclass(cls)):
@@ -227,8 +230,8 @@ def sections(kind: type) -> dict[str, dict[str, str]]:
 
 
 def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
-    """The command line (or `words`) as a `kind`. --help lists its fields in the groups of the source; what tyro refuses
-    becomes a UsageError of one line."""
+    """Parse the command line (or `words`) into a `kind`. --help lists its fields in the groups of the source. What tyro
+    refuses becomes a one-line UsageError."""
     import tyro
 
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -249,11 +252,23 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
         if not end.code:
             raise  # --help
         raise UsageError(_one_line(said.getvalue())) from None
-    return kind(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
+    args = kind(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
+    flags = [word.split("=")[0] for word in (sys.argv[1:] if words is None else words) if word.startswith("--")]
+    names = {word.lstrip("-").replace("-", "_") for word in flags}
+    object.__setattr__(args, "named", frozenset(names | {name.removeprefix("no_") for name in names}))
+    return args
+
+
+def given(args: Any) -> dict[str, Any]:
+    """The fields that the user chose: those named on the command line, and those that differ from a default instance
+    (not from the fields' defaults, because __post_init__ may have filled some in)."""
+    default, names = type(args)(), [field.name for field in dataclasses.fields(args)]
+    chosen = [name for name in names if name in args.named or getattr(args, name) != getattr(default, name)]
+    return {name: getattr(args, name) for name in chosen}
 
 
 def _documented(hint: Any, text: str) -> Any:
-    """The type of a field as tyro shows it: without its bound, and one that may be None as INT, not {None}|INT."""
+    """The type of a field as tyro should show it: without its bound, and INT if it may be None, not {None}|INT."""
     import tyro
 
     extras = [extra for extra in getattr(hint, "__metadata__", ()) if not isinstance(extra, Bound)]
@@ -271,12 +286,12 @@ def _without_bounds(hint: Any) -> Any:
     if origin is Annotated:
         return _without_bounds(parts[0])
     if origin in (Union, types.UnionType):
-        return Union[tuple(map(_without_bounds, parts))]  # noqa: UP007 (of a number of types that is not known here)
+        return Union[tuple(map(_without_bounds, parts))]  # noqa: UP007 (the count of types is not known here)
     return tuple[_without_bounds(parts[0]), ...] if origin is tuple else hint
 
 
 def _one_line(box: str) -> str:
-    """What tyro says in a box of several lines: a title, the message, rules, advice."""
+    """Reduce tyro's box of several lines (title, message, rules, advice) to one line."""
     lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()]
     told = itertools.dropwhile(lambda line: not line.strip("-"), lines[1:])
     message = " ".join(itertools.takewhile(lambda line: line.strip("-"), told)).removeprefix("Error parsing ")
@@ -287,7 +302,7 @@ def _one_line(box: str) -> str:
 
 
 def read_record(folder: Path, by: str) -> dict[str, Any]:
-    """args.json of a run; `by` is the command-line flag that named it."""
+    """Read a run's args.json; `by` is the command-line flag that named it."""
     try:
         record = json.loads((folder / "args.json").read_text())
     except (OSError, ValueError):
@@ -298,7 +313,7 @@ def read_record(folder: Path, by: str) -> dict[str, Any]:
 
 
 def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
-    """Arguments as JSON has them, with lists as tuples again; `where` begins the error for what is no such thing."""
+    """Check arguments read from JSON, and turn lists back into tuples. `where` begins the error message."""
     if not isinstance(values, dict):
         raise UsageError(f"{where}: args.json is damaged (its args are no object)")
     restored = {name: _tuples(value) for name, value in values.items()}
@@ -316,7 +331,7 @@ def _tuples(value: Any) -> Any:
 
 
 def divisors(total: int) -> list[int]:
-    """The divisors of `total`, ascending; of a huge one those that are found soon, 1 and itself among them."""
+    """The divisors of `total`, ascending; if it is huge, those found quickly, including 1 and `total`."""
     small = [n for n in range(1, min(math.isqrt(total), 10**6) + 1) if total % n == 0]
     return sorted({*small, *(total // n for n in small)})
 
@@ -345,10 +360,10 @@ def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
 
 
 def settle_minibatches(args: Any, default_size: int) -> None:
-    """Fills in minibatch_size and num_minibatches; refuses sizes of an update that do not fit each other.
+    """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
-    What is given fixes the rest. With nothing given the size stays and the number grows with the transitions, as the
-    scaling recipe wants it.
+    Either one fixes the other. If neither is given, the size stays and the count grows with the transitions, as the
+    scaling recipe requires.
     """
     num_envs = args.base_num_envs if args.scaling else args.num_envs
     transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
@@ -374,7 +389,7 @@ def settle_minibatches(args: Any, default_size: int) -> None:
 
 
 def apply_scaling(args: Any) -> Any:
-    """--scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
+    """Apply --scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
     if args.scaling is None:
         return args
     factor = args.num_envs / args.base_num_envs
@@ -391,7 +406,7 @@ def apply_scaling(args: Any) -> Any:
 
 
 def describe(args: Any) -> str:
-    """What a run will do."""
+    """Describe what a run will do."""
     steps = args.num_updates * args.update_epochs * args.num_minibatches
     said = (
         f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.batch_size} transitions, each "

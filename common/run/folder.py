@@ -1,4 +1,4 @@
-"""A run's folder: made, found again, locked, and the record of how it was made. Nothing in it is ever executed."""
+"""Make, find and lock a run's folder, and record how it was made. Nothing in it is ever executed."""
 
 import dataclasses
 import datetime
@@ -16,15 +16,15 @@ from typing import Any, NoReturn
 import jax
 
 from common.run import devices
-from common.run.arguments import BY_HAND, UsageError, flag, read_record, typed
+from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, typed
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
-LAUNCH = ("distributed", *BY_HAND)  # how the processes of this start find each other
+LAUNCH = ("distributed", *BY_HAND)  # how processes find each other in this launch
 TRACKING = ("track", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode")
-# What --resume lets one change. With other devices it goes on, but not bit for bit.
+# What can change with --resume. With other devices the run goes on, but not bit for bit.
 GIVEN_ANEW = (*TRACKING, "num_devices", *LAUNCH)
-# What --evaluate never takes from the run. One device is enough, and the run's may not be here.
+# What --evaluate never takes from the run. One device is enough, and the run's devices may not be here.
 HERE = (
     *(*GIVEN_ANEW, "runs_dir", "run_name", "resume", "init_from", "evaluate"),
     *("num_eval_episodes", "eval_deterministic", "capture_video"),
@@ -32,7 +32,7 @@ HERE = (
 
 
 def settle(args: Any, script: str) -> Any:
-    """With --resume or --evaluate the arguments of that run, else `args`; refuses what cannot be begun."""
+    """The arguments of the run that --resume or --evaluate names, else `args`. Refuse what cannot start."""
     if args.resume is not None:
         return _resumed(args, Path(args.resume), Path(script).stem)
     if getattr(args, "evaluate", None) is not None:
@@ -51,14 +51,13 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
     updates = checkpoint_updates(folder / "checkpoints")
     if not updates:
         raise UsageError(f"{where}: there is no checkpoint in it; start a new run instead")
-    # Compared with a default instance, not with the fields' defaults: __post_init__ may have filled some in.
-    default, saved = vars(kind()), _saved(kind, record, where)
-    given = {name: value for name, value in vars(args).items() if value != default[name] and name != "resume"}
-    refused = [flag(n) for n, v in given.items() if n not in GIVEN_ANEW and v != saved.get(n, default[n])]
+    saved, chosen, default = _saved(kind, record, where), given(args), kind()
+    chosen.pop("resume")
+    refused = [flag(n) for n, v in chosen.items() if n not in GIVEN_ANEW and v != saved.get(n, getattr(default, n))]
     if refused:
-        branch = f"; --init-from {folder} starts a new run with others" if "init_from" in default else ""
+        branch = f"; --init-from {folder} starts a new run with others" if hasattr(default, "init_from") else ""
         raise UsageError(f"{where} with {', '.join(refused)}: a resumed run keeps its own flags{branch}")
-    anew = {name: value for name, value in given.items() if name in GIVEN_ANEW}
+    anew = {name: value for name, value in chosen.items() if name in GIVEN_ANEW}
     saved = {name: value for name, value in saved.items() if name not in LAUNCH}
     args = kind(**{**saved, **anew, "resume": args.resume})
     if updates[-1] == args.num_updates and _summary(folder).get("updates") == args.num_updates:
@@ -70,14 +69,13 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
 def _evaluated(args: Any, script: str) -> Any:
     kind, where = type(args), f"--evaluate {args.evaluate}"
     _, record, _ = find_checkpoint(args.evaluate, "--evaluate")
-    saved, default = _saved(kind, record, where), vars(kind())
-    given = {name: value for name, value in vars(args).items() if name in HERE or value != default[name]}
-    one = {"num_devices": 1} if "num_devices" in default else {}
-    return kind(**{**saved, **given, **one})
+    here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
+    one = {"num_devices": 1} if hasattr(args, "num_devices") else {}
+    return kind(**{**_saved(kind, record, where), **here, **given(args), **one})
 
 
 def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
-    """The run's arguments, all of which this script knows."""
+    """The run's arguments. This script must know all of them."""
     saved = typed(kind, record["args"], where)
     unknown = saved.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:
@@ -108,7 +106,7 @@ def _refuse_taken(path: Path) -> NoReturn:
 
 
 def make(args: Any, script: str) -> Path:
-    """Makes the run's folder. With several processes the first one does, and all get its name."""
+    """Make the run's folder. With several processes, the first makes it and all get its name."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = args.run_name or f"{args.env_id.replace('/', '-')}__{Path(script).stem}__{args.seed}__{now}"
     path = Path(args.runs_dir) / name
@@ -129,7 +127,7 @@ def make(args: Any, script: str) -> Path:
 
 
 def _make_unique(path: Path, fixed: bool) -> Path:
-    """Makes the folder `path`, or path-2, path-3, ... if another run had the same second."""
+    """Make the folder `path`, or path-2, path-3, ... if another run started in the same second."""
     count, candidate = 1, path
     while True:
         try:
@@ -143,8 +141,8 @@ def _make_unique(path: Path, fixed: bool) -> Path:
 
 
 def lock(path: Path) -> Any:
-    """Keeps other processes from going on with the same run. -> the open file, whose end is the lock's; None where the
-    system or the file system has no locks."""
+    """Keep other processes from continuing the same run. -> an open file, which holds the lock until it is closed; None
+    if the system or the file system has no locks."""
     try:
         import fcntl
 
@@ -158,7 +156,7 @@ def lock(path: Path) -> Any:
 
 
 def make_record(args: Any, script: str) -> dict[str, Any]:
-    """What goes into args.json."""
+    """The contents of args.json."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -183,7 +181,7 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
 
 
 def _steps_before(args: Any) -> int:
-    """Environment steps that a branch (--init-from) has behind it when it begins."""
+    """Environment steps that a branch (--init-from) has behind it at its start."""
     if getattr(args, "init_from", None) is None:
         return 0
     _, record, updates = find_checkpoint(args.init_from)
@@ -205,7 +203,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """A reader, and whoever comes after a crash, sees the old text or the new one."""
+    """Write so that a reader, even after a crash, sees either the old text or the new."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     os.replace(part, path)

@@ -1,10 +1,10 @@
-"""What a run left behind: its numbers and its picture.
+"""The summary and the picture of a run.
 
     python -m common.run.plots runs/A runs/B --out picture.png
     python -m common.run.plots runs/A runs/B --keys charts/episodic_return plasticity/feature_rank --out picture.png
 
 draws several runs in one picture, labelled by the flags in which they differ. A run that was branched off another one
-(--init-from) begins where that one was.
+(--init-from) starts at the step where it left that one.
 """
 
 import json
@@ -18,14 +18,14 @@ from tyro.conf import Positional
 
 from common.run.arguments import UsageError, read_record
 
-# What is drawn unless asked otherwise; those that the runs do not have are left out.
+# What is drawn by default. Keys that the runs do not have are left out.
 PERFORMANCE = {
     "return": "charts/episodic_return",
     "solve_rate": "charts/solve_rate",
     "negative_distance": "charts/negative_distance",
 }
-EVALUATION = {"charts/episodic_return": "eval/episodic_return", "charts/solve_rate": "eval/solve_rate"}  # beside it
-# What tells a plateau from a slow climb, in the table at the end of a run, too; below, of noisy gradient descent.
+EVALUATION = {"charts/episodic_return": "eval/episodic_return", "charts/solve_rate": "eval/solve_rate"}  # same panel
+# These tell a plateau from a slow climb, also in a run's final table. OTHER_PANELS are for noisy gradient descent.
 DIAGNOSIS = {
     "kl": "outer/kl",
     "ddr": "outer/ddr",
@@ -62,8 +62,8 @@ BOOKKEEPING = {
 
 
 def read_lines(run: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl. What is no number, or no line at all (the process was killed in the middle of
-    one), is left out."""
+    """Read the lines of a run's metrics.jsonl. Values that are not numbers, and lines that are not complete (if the
+    process was killed while writing), are left out."""
     lines = []
     try:
         with open(Path(run) / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
@@ -80,14 +80,14 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
 
 
 def _is_number(value: Any) -> bool:
-    """A number, nothing (null), or a list of such."""
+    """Whether it is a number, null, or a list of them."""
     if isinstance(value, list):
         return all(map(_is_number, value))
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where and what `key` was. -> steps [T], values [T, seeds]; lines without any value are left out."""
+    """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out."""
     kept = [line for line in lines if not all(v is None for v in np.ravel(line.get(key)))]
     values = [np.atleast_1d(np.array(line[key], np.float64)) for line in kept]  # None becomes NaN
     shape = Counter(value.shape for value in values).most_common(1)[0][0] if values else (1,)
@@ -97,7 +97,7 @@ def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarra
 
 
 def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and half width of its 95 % t-interval over the last axis, leaving out NaN. The width of one value is NaN."""
+    """Mean and half width of its 95 % t-interval over the last axis, ignoring NaN. The width of one value is NaN."""
     from scipy.special import stdtrit
 
     count = np.sum(~np.isnan(values), axis=-1)
@@ -109,8 +109,8 @@ def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarize(run: Path | str) -> dict[str, Any]:
-    """The numbers to report of a run: final_... is the mean over the last 10 % of the lines that have a value, with
-    several seeds `ci95` the half width of the t-interval over seeds."""
+    """The numbers to report for a run. final_... is the mean over the last 10 % of the lines that have a value. With
+    several seeds, `ci95` is the half width of the t-interval over seeds."""
     lines = read_lines(run)
     summary: dict[str, Any] = {}
     for name, key in {**PERFORMANCE, **DIAGNOSIS}.items():
@@ -121,7 +121,7 @@ def summarize(run: Path | str) -> dict[str, Any]:
         summary[f"final_{name}"] = _interval(mean_and_ci(tail.T)[0])
         if name in PERFORMANCE:
             summary[f"best_{name}"] = float(mean_and_ci(values)[0].max())
-    evaluated = {key: line[key] for line in lines for key in line if key.startswith("eval/")}  # the last one stays
+    evaluated = {key: line[key] for line in lines for key in line if key.startswith("eval/")}  # the last one wins
     for key, value in evaluated.items():
         summary[key] = _interval(np.atleast_1d(np.array(value, np.float64)))
     speeds = [line["charts/SPS"] for line in lines if line.get("charts/SPS")]
@@ -136,7 +136,7 @@ def _interval(per_seed: np.ndarray) -> dict[str, Any]:
 
 
 def table(summary: dict[str, Any]) -> str:
-    """A summary as aligned text."""
+    """Format a summary as aligned text."""
 
     def text(key: str, value: Any) -> str:
         if isinstance(value, dict):
@@ -155,7 +155,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[str]:
-    """One label for each run: the fewest flags that tell them apart, else the names of their folders. `records` are the
+    """Label each run with the fewest flags that tell all runs apart, or else with its folder's name. `records` are the
     runs' args.json."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in BOOKKEEPING]
@@ -166,7 +166,7 @@ def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[st
         return len({tuple(str(f.get(name)) for name in by) for f in flags})
 
     while told_apart(chosen) < len(flags) and len(chosen) < len(differing):
-        chosen.append(max(differing, key=lambda name: told_apart([*chosen, name])))  # of equals the first
+        chosen.append(max(differing, key=lambda name: told_apart([*chosen, name])))  # in a tie the first
     found = [", ".join(f"{name} = {_short(f.get(name))}" for name in chosen) for f in flags]
     fits = len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL
     return found if fits else [Path(run).name for run in runs]
@@ -183,9 +183,9 @@ def draw(
     title: str | None = None,
     smooth: int | None = None,
 ) -> bool:
-    """Draws `keys` of the runs against environment steps into the picture file `out`: a panel for each key, a line for
-    each run, the mean over its seeds with the 95 % interval shaded. `smooth` is the number of lines in the running
-    mean; None chooses about a fiftieth of the run. False, and no picture, where there is nothing to draw."""
+    """Draw `keys` of the runs against environment steps into the picture file `out`: one panel per key, one line per
+    run, the mean over its seeds with the 95 % interval shaded. The running mean is over `smooth` lines; None takes
+    about a fiftieth of the run. Return False and make no picture if there is nothing to draw."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -199,7 +199,7 @@ def draw(
     columns = len(keys) if len(keys) < 4 else -(-len(keys) // 2)
     rows = -(-len(keys) // columns)
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
-    # A Figure of its own, without pyplot: no backend is chosen for the process and nothing stays in memory.
+    # Without pyplot, no backend is chosen for the process and no figure stays in memory.
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(5.4 * columns, 3.6 * rows + 0.4), layout="constrained")
         for place, key in enumerate(keys, 1):
@@ -209,7 +209,8 @@ def draw(
                     axes, own, key, record.get("steps_before") or 0, smooth, COLOURS[index % len(COLOURS)], names[index]
                 )
             many = records[0]["args"].get("num_seeds", 1) > 1
-            _finish_axes(axes, key, "environment steps (per seed)" if many else "environment steps", smooth)
+            unit = "environment steps" if any("env_id" in record["args"] for record in records) else "steps"
+            _finish_axes(axes, key, f"{unit} (per seed)" if many else unit, smooth)
         if len(runs) > 1:
             handles, texts = figure.axes[0].get_legend_handles_labels()
             in_a_row = max(1, int(13 * figure.get_figwidth()) // (max(map(len, texts), default=0) + 6))
@@ -234,7 +235,7 @@ def _panels(lines: list[list[dict[str, Any]]]) -> list[str]:
 def _draw_run(
     axes: Any, lines: list[dict[str, Any]], key: str, begin: int, smooth: int, colour: str, label: str
 ) -> None:
-    """A run's line and, beside a return, its evaluations as circles. begin: the step at which it was branched off."""
+    """Draw a run's line and any evaluations of the key as circles. begin: the step at which it was branched off."""
     steps, values = series(lines, key)
     if len(steps):
         mean, width = mean_and_ci(running_mean(values, smooth))
@@ -268,7 +269,7 @@ def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean over `width` rows around each row (fewer at the ends), leaving out NaN. values: [T, seeds]."""
+    """Mean over `width` rows around each row (fewer at the ends), ignoring NaN. values: [T, seeds]."""
     kernel = np.ones(min(width, len(values)))
     known = ~np.isnan(values)
 
@@ -280,9 +281,9 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> str:
-    envs = list(dict.fromkeys(str(record["args"].get("env_id")) for record in records))
-    scripts = list(dict.fromkeys(record["script"] for record in records))
-    text = f"{', '.join(scripts)} on {', '.join(envs)}"
+    envs = dict.fromkeys(record["args"]["env_id"] for record in records if "env_id" in record["args"])
+    text = ", ".join(dict.fromkeys(record["script"] for record in records))
+    text += f" on {', '.join(envs)}" if envs else ""
     seeds = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
     return f"{text}, mean and 95 % interval of {seeds.pop()} seeds" if len(seeds) == 1 and max(seeds) > 1 else text
 
@@ -294,14 +295,14 @@ def main(
     title: str | None = None,
     smooth: int | None = None,
 ) -> None:
-    """Draws several runs in one picture.
+    """Draw several runs in one picture.
 
     Args:
         runs: Folders of the runs.
         out: The picture to write (.png, .pdf or .svg).
-        keys: Keys of metrics.jsonl, a panel each (default: return, KL, data-to-divergence ratio, entropy).
+        keys: Keys of metrics.jsonl, one panel each (default: return, KL, data-to-divergence ratio, entropy).
         title: Title of the picture.
-        smooth: Lines in the running mean (default: about a fiftieth of the run).
+        smooth: Count of lines in the running mean (default: about a fiftieth of the run).
     """
     if not runs:
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
@@ -314,7 +315,7 @@ def main(
             raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
     try:
         drawn = draw(runs, out, keys, title, smooth)
-    except (OSError, ValueError) as error:  # no picture format of that name
+    except (OSError, ValueError) as error:  # such as an unknown format
         raise UsageError(f"--out {out}: cannot be written ({str(error).splitlines()[0]})") from None
     if not drawn:
         raise UsageError(f"{', '.join(map(str, runs))}: nothing to draw; none of their updates is on record")

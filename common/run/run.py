@@ -1,4 +1,4 @@
-"""A run from its begin to its end. Knows nothing of any algorithm.
+"""A run from beginning to end, independent of the algorithm.
 
     def train(args):
         args = begin(args, __file__)
@@ -16,7 +16,7 @@
         main(train, Args)
 
 A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end summary.json and curve.png, and videos/
-where there are any.
+if there are any.
 """
 
 import contextlib
@@ -59,8 +59,8 @@ class Diverged(RuntimeError):
 
 
 def main(train: Callable[[Any], Any], args_class: type) -> None:
-    """Runs a script: parses the command line into `args_class` and calls `train`. What the user can mend is one line on
-    stderr, not a traceback: exit code 2 for bad input, 1 for divergence, 128 + n after signal n."""
+    """Run a script: parse the command line into `args_class` and call `train`. What the user can fix is one line on
+    stderr, not a traceback. The exit code is 2 for bad input, 1 for divergence, 128 + n after signal n."""
     script = Path(sys.argv[0]).name
     guard_output()
     try:
@@ -85,7 +85,7 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
 
 
 def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
-    """`alone`: the other processes do not know of it. An orderly exit would wait minutes for them, as they for us."""
+    """Exit with a message. alone: other processes do not know; in an orderly exit both sides would wait for minutes."""
     print(message, file=sys.stderr, flush=True)
     if alone and jax.distributed.is_initialized():
         os._exit(code)
@@ -93,15 +93,15 @@ def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
 
 
 def begin(args: Any, script: str) -> Any:
-    """Starts JAX's devices. -> with --resume or --evaluate the arguments of that run, else `args`. `script` is the
+    """Start JAX's devices. -> the arguments of the run that --resume or --evaluate names, else `args`. `script` is the
     calling script's __file__."""
     devices.start(args)
     return devices.together(lambda: folder.settle(args, script))
 
 
 def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
-    """--evaluate: what `player` says of a checkpoint's learner, as a run of its own that trains nothing. learner: its
-    shapes. -> the run's folder."""
+    """Carry out --evaluate: evaluate a checkpoint's learner with `player`, in a new run that trains nothing. learner:
+    its shapes. -> the run's folder."""
     where, source = f"--evaluate {args.evaluate}", find_checkpoint(args.evaluate, "--evaluate")
     if not args.num_eval_episodes and not args.capture_video:
         raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
@@ -112,8 +112,9 @@ def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
 
 
 def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int) -> Path:
-    """As `evaluate`, of a learner that is there."""
+    """Like `evaluate`, for a learner in memory."""
     run = Run(args, script, only=update)
+    print(f"evaluating {args.evaluate} as it was after update {update}")
     with run:
         scores = run.evaluate_if_due(update, player, learner)
         run.film_if_asked(lambda: player.film(learner))
@@ -123,14 +124,14 @@ def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: 
 
 
 class Run:
-    """One training run. A context manager around the training loop: inside it SIGTERM, SIGHUP and Ctrl-C end the loop
-    after the update at work; a second one goes through as usual. only: an evaluation after this update, no training."""
+    """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
+    the current update; a second one acts as usual. only: no training, just an evaluation after this update."""
 
     def __init__(self, args: Any, script: str, only: int | None = None):
         self.args = args
         self.num_updates = args.num_updates if only is None else only
         self.steps_per_update = args.batch_size
-        self.is_main = jax.process_index() == 0  # alone writes everything but the checkpoints
+        self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
         self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
         self._script = script
@@ -142,11 +143,11 @@ class Run:
         self._failed = False
         self._tracker: Tracker | None = None
         self._file: Any = None
-        self._first = self.done = self._saved = only or 0  # updates: begun after, done, saved last
+        self._first = self.done = self._saved = only or 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
-        self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched, not fetched
-        self._rows: list[dict[str, np.ndarray]] = []  # fetched, not written
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched but not fetched
+        self._rows: list[dict[str, np.ndarray]] = []  # fetched but not written
         self._busy = 0.0  # seconds that the updates in _rows took
         self._offset, self._born = 0.0, time.perf_counter()
         self._clock = self._born
@@ -170,13 +171,13 @@ class Run:
         shutil.copyfile(self._script, self.path / "source.py")
 
     def note(self, key: str, value: Any) -> None:
-        """Records a fact about the run (compile_s, ...) in args.json and in the summary."""
+        """Record a fact about the run (compile_s, ...) in args.json and in the summary."""
         if self.is_main:
             self.record.setdefault("notes", {})[key] = value
             self._guard("args.json", lambda: folder.write_json(self.path / "args.json", self.record))
 
     def restore(self, state: Any) -> Any:
-        """With --resume the state in the newest intact checkpoint, else `state`."""
+        """The state in the newest intact checkpoint if --resume is given, else `state`."""
         if not self.args.resume:
             return state
         updates = checkpoint_updates(self.checkpoints.folder)
@@ -184,7 +185,7 @@ class Run:
         self._first = self.done = self._saved = update
         if self.is_main:
             for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
-                damaged.rename(damaged.with_suffix(".damaged"))  # else it would be in the way of the next save
+                damaged.rename(damaged.with_suffix(".damaged"))  # or it would block the next save
             self._drop_lines_after(update)
             say(f"resuming after update {update} of {self.num_updates}")
         return state
@@ -210,9 +211,9 @@ class Run:
             settings |= {"project": args.wandb_project_name, "config": config}
             settings |= {"dir": str(self.path), "id": self.record["wandb_id"], "name": self.path.name}
             self._tracker = Tracker(settings)
-        # With several processes JAX has its own SIGTERM handler, by which all agree where to stop (see `log`).
+        # With several processes, JAX's own SIGTERM handler makes all agree on where to stop (see `log`).
         if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
-            # What is ignored (SIGHUP under nohup) stays ignored.
+            # Ignored signals (SIGHUP under nohup) stay ignored.
             heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heard}
         steps = self.steps_per_update
@@ -223,7 +224,7 @@ class Run:
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signal = number
         self._restore_handlers()
-        # Not `say`: the signal may have come in the middle of another print. The terminal may be gone.
+        # Not `say`: the signal may have interrupted another print. The terminal may be gone.
         with contextlib.suppress(OSError):
             os.write(2, b"\nstopping after this update, saving ...\n")
 
@@ -259,17 +260,17 @@ class Run:
             say("stopped before the first checkpoint: there is nothing to go on from")
 
     def updates(self) -> Iterator[int]:
-        """The updates to do, until the last one or a stop."""
+        """The updates to do, up to the last one or a stop."""
         for update in range(self._first + 1, self.num_updates + 1):
             if self._stopping:
                 return
             yield update
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of the update just dispatched, [] or [num_seeds] each, and writes those of the update
-        before: the device always has work, and never more than two updates of it. The entry `finite` is not written;
-        Diverged is raised where it is False. Keys charts/episodic_... and charts/..._episodic_... are means over
-        charts/num_episodes and charts/..._num_episodes, by which lines of several updates weigh them."""
+        """Take the metrics of the update just dispatched, [] or [num_seeds] each, and write those of the update before:
+        the device always has work, but never more than two updates. `finite` is not written; if it is False,
+        --halt-on-nan raises Diverged. In lines of several updates, charts/episodic_... and charts/..._episodic_... are
+        weighted by the charts/num_episodes and charts/..._num_episodes over which they are means."""
         pending, self._pending = self._pending, (update, metrics)
         self._take(pending)
         if jax.process_count() > 1:
@@ -280,15 +281,15 @@ class Run:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is done inside is not training: it begins when the update before is over, and charts/SPS leaves its time
-        out."""
+        """Context for work that is not training. It begins when the update before is over, and charts/SPS leaves out
+        its time."""
         pending, self._pending = self._pending, None
         self._take(pending)
         yield
         self._clock = time.perf_counter()
 
     def write(self, update: int, metrics: dict[str, Any]) -> None:
-        """Writes a line of its own into metrics.jsonl, beside those of the updates."""
+        """Write a separate line to metrics.jsonl, in addition to those of `log`."""
         if not self.is_main:
             return
         if not (self.path / "args.json").exists():
@@ -307,7 +308,7 @@ class Run:
         self._file = None
 
     def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
-        """Waits for an update, keeps its metrics and writes them when a line is due."""
+        """Wait for an update, keep its metrics and write them when a line is due."""
         if pending is None:
             return
         update, row = pending[0], jax.device_get(pending[1])
@@ -325,7 +326,7 @@ class Run:
                 raise Diverged(update, self.checkpoints.newest(), hasattr(self.args, "init_from"))
 
     def _drain(self) -> None:
-        """Everything that was logged is written."""
+        """Write everything that was logged."""
         with self.aside():
             self._write_rows()
 
@@ -342,14 +343,14 @@ class Run:
         self._file.flush()
 
     def _guard(self, what: str, write: Callable[[], Any]) -> None:
-        """A full disk costs a line or a picture, not what was learned: warns once and goes on."""
+        """Write, or warn once and go on: a full disk may cost a line or a picture, not what was learned."""
         try:
             write()
         except OSError as error:
             self._warn(what, f"cannot write {self.path / what} ({error.strerror or error})")
 
     def _warn(self, topic: str, message: str) -> None:
-        """Once for each topic."""
+        """Warn once per topic."""
         if topic not in self._warned:
             say(f"warning: {message}")
         self._warned.add(topic)
@@ -364,13 +365,13 @@ class Run:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked this process to stop. With several processes `log` says when all do."""
+        """Whether a signal has asked this process to stop. With several processes, `log` finds out when all do."""
         return self._signal is not None
 
     def save_if_due(self, update: int, state: Any) -> None:
-        """Saves a checkpoint every --checkpoint-every updates, at the last one and at a stop, which it decides. Makes
-        sure that this update's metrics are finite; call it before the next update is dispatched. The last checkpoint of
-        a run is complete when this returns."""
+        """Save a checkpoint every --checkpoint-every updates, at the last one and at a stop, which it decides. It makes
+        sure that this update's metrics are finite, so call it before the next update is dispatched. The last checkpoint
+        of a run is complete when this returns."""
         self._stopping = self.interrupted
         last = self._stopping or update == self.num_updates
         every = self.args.checkpoint_every
@@ -380,7 +381,7 @@ class Run:
         with self.aside():
             try:
                 self.checkpoints.wait()
-            except Exception as error:  # a full disk is a ValueError of tensorstore
+            except Exception as error:  # tensorstore raises ValueError on a full disk
                 self._warn("checkpoints", f"the checkpoint before {update} could not be saved ({first_line(error)})")
             try:
                 self.checkpoints.save(update, state)
@@ -393,8 +394,8 @@ class Run:
                 self._warn("last checkpoint" if last else "checkpoints", message)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
-        """Writes player.scores(learner, update) every --eval-every updates and at the last one, but for update 0 and
-        what was evaluated before a restart. The first process plays alone: it must be a matter of its own devices."""
+        """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
+        done before a restart. Only the first process plays, so `scores` must use its devices only."""
         every = self.args.eval_every
         due = update == self.num_updates or (every > 0 and update > 0 and update % every == 0)
         if not due or not self.args.num_eval_episodes or update in self._evaluated:
@@ -405,14 +406,14 @@ class Run:
         return scores
 
     def film_if_asked(self, film: Callable[[], dict[str, Callable[[], Sequence[np.ndarray]]]]) -> None:
-        """With --capture-video the gifs of film(), by name, at the end of a run that was not stopped."""
+        """With --capture-video, save the gifs of film(), by name, at the end of a run that was not stopped."""
         if self.args.capture_video and self.is_main and not self.interrupted:
             for name, record in film().items():
                 self._video(name, record)
 
     def _video(self, name: str, record: Callable[[], Sequence[np.ndarray]], fps: int = 20) -> None:
-        """Writes frames, uint8 [H, W, 3] each, as videos/<name>.gif, and sends them to wandb. A renderer that fails
-        costs the video, not the run."""
+        """Write frames, uint8 [H, W, 3] each, as videos/<name>.gif, and send them to wandb. A renderer that fails costs
+        the video, not the run."""
         import imageio.v3
 
         file = self.path / "videos" / f"{name.replace('/', '-')}.gif"
@@ -427,12 +428,17 @@ class Run:
             self._tracker.video(f"videos/{name}", file)
 
     def plasticity_due(self, update: int) -> bool:
-        """Every --plasticity-every updates, and at the last one; never if that is 0."""
+        """Whether to measure: every --plasticity-every updates and at the last one; never if that is 0. If so, take the
+        update before first, so that its line shows its own time without that of the measurement."""
         every = self.args.plasticity_every
-        return every > 0 and (update % every == 0 or update == self.num_updates)
+        due = every > 0 and (update % every == 0 or update == self.num_updates)
+        if due:
+            pending, self._pending = self._pending, None
+            self._take(pending)
+        return due
 
     def compile(self, function: Any, *args: Any) -> Any:
-        """Compiles a jitted function for these arguments, if there is an update to do; records how long it took."""
+        """Compile a jitted function for these arguments if there is an update to do; record how long it took."""
         if self._first >= self.num_updates:
             return function
         if self.is_main:
@@ -444,8 +450,8 @@ class Run:
         return compiled
 
     def finish(self) -> None:
-        """Prints the summary and saves it with curve.png. Ends the process with 128 + n if signal n stopped the run,
-        with 1 if its last checkpoint could not be saved."""
+        """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
+        1 if its last checkpoint could not be saved."""
         if self.is_main:
             from common.run import plots
 
@@ -471,7 +477,7 @@ class Run:
         }
 
     def _resources(self) -> dict[str, Any]:
-        unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
         stats = [device.memory_stats() or {} for device in jax.local_devices()]
         peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
         return {

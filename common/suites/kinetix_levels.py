@@ -1,4 +1,4 @@
-"""Kinetix's levels as agents are compared on them: scores by set and by level, gifs, success rates of a search."""
+"""Evaluation on Kinetix's levels: scores by set and by level, gifs, success rates of a search."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -11,32 +11,35 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from common import bits
 from common.evaluation import Player, on_one_device, play, record
+from common.run import memory
 from common.run.arguments import NonNegative, RunArgs
 from common.run.plots import read_lines, series
 from common.run.tracking import say
 from common.suites import kinetix
+from common.suites.kinetix_network import FLOATS
 
 QUANTITIES = ("solve_rate", "episodic_return", "episodic_length")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelArgs(RunArgs):
-    """How an agent is evaluated on Kinetix's levels."""
+    """Flags that say how an agent is evaluated on Kinetix's levels."""
 
     # --- evaluation ---
     num_eval_episodes: NonNegative[int] = 5
-    """Attempts at each evaluation level; 0: no evaluation."""
+    """Attempts at each evaluation level. 0: no evaluation."""
     num_eval_levels: NonNegative[int] = 512
-    """Random evaluation levels of each size, the same in every run, beside the hand-designed ones (74 in all)."""
+    """Random evaluation levels per size, the same in every run, in addition to the hand-designed ones (74 in all)."""
     eval_sizes: tuple[Literal["s", "m", "l"], ...] = ("s", "m", "l")
     """Sizes of the evaluation levels."""
     capture_video: bool = False
     """Save gifs of the final policy on --video-levels and on the most learnable levels of the buffer."""
     video_levels: tuple[str, ...] = ()
-    """Hand-designed levels, such as s/h0_weak_thrust; by default one of each of --eval-sizes."""
+    """Hand-designed levels to film, such as s/h0_weak_thrust (default: one of each of --eval-sizes)."""
     video_buffer_levels: NonNegative[int] = 3
-    """Number of levels of the buffer."""
+    """Film this many levels of the buffer."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -44,12 +47,12 @@ class LevelArgs(RunArgs):
 
     @property
     def size(self) -> str:
-        """Of the levels that it is trained on."""
+        """Size of the training levels."""
         return self.env_id.removeprefix("kinetix/")
 
 
 class LevelPlayer(Player):
-    """As Player, on the random and the hand-designed levels of --eval-sizes, in the first process."""
+    """A Player on the random and the hand-designed levels of --eval-sizes, in the first process only."""
 
     def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
         super().__init__(args, suite, policy)
@@ -57,7 +60,7 @@ class LevelPlayer(Player):
         sizes = args.eval_sizes if needed else ()
         if sizes:
             say(f"loading evaluation levels of size {', '.join(sizes)} (minutes the first time, as is playing them)")
-        # Suite and names of its levels by group; those named random_... make a group of their own.
+        # Suite and level names by group. Levels named random_... get scores of their own.
         self.sets = {size: kinetix.make_evaluation(size, args.num_eval_levels) for size in sizes}
         self._main = f"eval/random_{args.size}/"
         self._group_scores = {
@@ -67,15 +70,15 @@ class LevelPlayer(Player):
     def _attempts(self, suite: Any, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
         """Means over --num-eval-episodes attempts at each level of a suite, [levels] each."""
         attempt = partial(play, suite, suite.num_levels, partial(self._act, learner))
-        # One after the other, each on all levels: memory does not follow their number.
+        # One attempt after another, each on all levels: more attempts do not need more memory.
         first = jax.lax.map(attempt, jax.random.split(key, self._args.num_eval_episodes))
         found = zip(QUANTITIES, (first.success, first.total_reward, first.length), strict=True)
         return {name: x.mean(0) for name, x in found}
 
     def scores(self, learner: Any, update: int) -> dict[str, np.ndarray]:
-        """Means over attempts and levels: eval/random_s/solve_rate, ..., eval/hand_designed_s/..., over all groups of a
-        kind eval/random/..., eval/hand_designed/..., of each hand-designed level levels/s/<name>/solve_rate, ...;
-        random levels of the training's size also as eval/solve_rate, .... Each [] or [num_seeds]."""
+        """Means over attempts and levels, each [] or [num_seeds]. By group: eval/random_s/solve_rate, ...,
+        eval/hand_designed_s/...; over all groups: eval/random/..., eval/hand_designed/...; by hand-designed level:
+        levels/s/<name>/solve_rate, ...; for random levels of the training size also eval/solve_rate, ...."""
         learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
         values: dict[str, list[np.ndarray]] = {}
         found: dict[str, np.ndarray] = {}
@@ -92,8 +95,8 @@ class LevelPlayer(Player):
         return main | means | found
 
     def film(self, learner: Any, buffer: Any = None) -> dict[str, Callable[[], list[np.ndarray]]]:
-        """An episode of the (first) learner on each of --video-levels, or on the first hand-designed level of each
-        group, and on the first --video-buffer-levels of a buffer, as far as it is filled."""
+        """One episode of the (first) learner on each of --video-levels, or on the first hand-designed level of each
+        group, and on each of the first --video-buffer-levels filled places of a buffer."""
         wanted, films = self._args.video_levels, {}
         for group, (suite, names) in self.sets.items():
             chosen = [name for name in wanted if name.startswith(f"{group}/")] if wanted else [f"{group}/{names[0]}"]
@@ -107,12 +110,12 @@ class LevelPlayer(Player):
         return films
 
     def _films(self, learner: Any, suite: Any, levels: dict[str, int]) -> dict[str, Callable[[], list[np.ndarray]]]:
-        # All together when the first is needed, where Run sees to it that a failure costs no more than the gifs.
+        # All are recorded when Run asks for the first, because there a failure costs no more than the gifs.
         films = cache(lambda: record(suite, list(levels.values()), partial(self._act, self._one(learner)), self._key))
         return {name: lambda i=i: films()[i] for i, name in enumerate(levels)}
 
     def table(self, scores: dict[str, np.ndarray]) -> str:
-        """The hand-designed levels, a line each; means over seeds."""
+        """One line per hand-designed level, with means over seeds."""
         levels = sorted({key.rpartition("/")[0] for key in scores if key.startswith("levels/")})
         width = max(map(len, levels), default=0) - len("levels/")
         lines = [f"{'level':<{width}}  solved  return  length"] if levels else []
@@ -122,9 +125,29 @@ class LevelPlayer(Player):
         return "".join(line + "\n" for line in lines)
 
 
+def estimate_memory(args: Any, suite: kinetix.Kinetix, state: Any, chunks: int) -> memory.Parts:
+    """Like memory.estimate, for environments that restart in each update, and for searches. state: the shapes of an
+    sfl_kinetix.TrainState for all seeds."""
+    level, obs = jax.eval_shape(suite.start, suite.empty_level)
+    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
+    acting, learning = FLOATS[args.network][args.size]  # floats that the network holds at once per observation
+    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
+    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
+    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
+    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
+    return {
+        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
+        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
+        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
+        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
+    }
+
+
 def draw_success_rates(run: Path, names: Sequence[str], rates: Sequence[float]) -> None:
-    """Draws success_rates.png of a run: for each name a panel, a column for each update, and as shades the shares of
-    levels at each success rate, from the keys <name>/rate_<rate>. Nothing where there are none."""
+    """Draw success_rates.png of a run: one panel per name, one column per update, shaded by the share of levels at each
+    success rate, from the keys <name>/rate_<rate>. Draw nothing if these are missing."""
     from matplotlib.figure import Figure
 
     lines = read_lines(run)
@@ -143,5 +166,5 @@ def draw_success_rates(run: Path, names: Sequence[str], rates: Sequence[float]) 
         axes.set_xlabel("before update")
         axes.set_ylabel(f"{name}: success rate")
         figure.colorbar(mesh, ax=axes, label="share of levels")
-    with contextlib.suppress(OSError):  # a full disk costs the picture
+    with contextlib.suppress(OSError):  # a full disk costs only the picture
         figure.savefig(run / "success_rates.png", dpi=150)

@@ -1,0 +1,24 @@
+"""The benchmarks run. What they measure is for a quiet machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import profile_update
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_worker_measures_an_update_of_ppo():
+    sizes = {"num_envs": 16, "num_minibatches": 2, "num_steps": 8, "total_timesteps": 10**6}
+    spec = json.dumps({"system": "ours", "args": sizes, "updates": 3, "seconds": 0})
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/measure.py", spec], capture_output=True, text=True)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["updates"] == 3 and measured["steps_per_second"] > 0 and measured["peak_bytes"] > 0
+
+
+def test_the_parts_of_an_update_are_timed():
+    args = profile_update.Args(num_envs=16, num_steps=8, num_minibatches=2, repetitions=1)
+    seconds = profile_update.profile(args, "CartPole-v1")
+    assert {"rollout", "GAE", "inner loop"} <= seconds.keys() and min(seconds.values()) > 0
