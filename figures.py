@@ -1,15 +1,15 @@
-"""Every figure of both papers: the runs that it needs, its picture, and a verdict on its claim.
+"""Runs what the figures of both papers need, draws them, and gives a verdict on each figure's claim.
 
-    python figures.py --list                               # the figures, what they need, what is there
+    python figures.py --list                               # lists the figures, what they need and what exists
     python figures.py 5a                                   # runs what is missing, writes results/fig_5a.png and .json
     python figures.py 5a --dry-run                         # only prints the commands
     python figures.py B1a B3                               # figures 1a and 3 of paper B
     python figures.py 1a 3a 5a --preset paper --launch slurm
 
-Figures of Beukman et al. 2026 have its numbers, those of Mayor et al. 2025 (paper B) a B before theirs.
-A figure is a grid of runs, each one command of one script, a picture of them, and checks of the claim: statistics with
-a 95 % interval over seeds and thresholds, in experiments/. The claim holds if all checks do. A finished run is never
-repeated, a broken one goes on from its checkpoint. docs/figures.md explains presets, checks and what came out.
+Figures of Beukman et al. 2026 (paper A) keep their numbers; those of Mayor et al. 2025 (paper B) have a B in front.
+experiments/ defines each figure: a grid of runs (each is one command of one script), a picture of them, and checks of
+the claim, which compare statistics and their 95 % intervals over seeds with thresholds. The claim holds if all checks
+hold. A finished run is never repeated; an interrupted one resumes from its checkpoint. See docs/figures.md.
 """
 
 import datetime
@@ -34,12 +34,12 @@ from experiments import grid, paper_a, paper_a_runs, paper_b, paper_b_runs, pict
 from experiments.data import Data, performance
 from experiments.verdicts import verdict
 
-PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl: part of paper A
+PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
 
 
 def in_order(name: str) -> tuple:
-    """Figures of paper A before those of paper B, each by its number."""
+    """Returns a sort key: figures of paper A before those of paper B, then by number."""
     number = re.match(r"\d*", name.removeprefix("B"))[0]
     return name.startswith("B"), int(number or 99), name
 
@@ -50,23 +50,23 @@ FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_or
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
-    """Numbers of figures (B1a: figure 1a of paper B), or all."""
+    """Figures by number (B1a is figure 1a of paper B), or all."""
     preset: Literal["laptop", "gpu", "paper"] = "laptop"
-    """Environment, sizes and grids; --list says more."""
+    """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
     dry_run: bool = False
-    """Print the commands of the runs that are missing, and do nothing."""
+    """Print the commands of the missing runs and do nothing else."""
     launch: Literal["here", "slurm", "none"] = "here"
-    """slurm: write sbatch arrays of what is missing, and print how to submit them; none: draw from what is there."""
+    """slurm: write sbatch arrays of the missing runs and print how to submit them; none: draw from finished runs."""
     only: str | None = None
-    """Run this one of the missing runs, and draw nothing (for the arrays of --launch slurm)."""
+    """Run only this one of the missing runs and draw nothing (for the arrays of --launch slurm)."""
     jobs: arguments.Positive[int] | None = None
-    """Runs at a time, each on its share of the cores; by default one for each core with the laptop preset, else 1."""
+    """How many runs go at once, each on its share of the cores; by default one per core with preset laptop, else 1."""
     runs_dir: str = "runs/figures"
-    """Where the runs go, in a folder for each preset."""
+    """Folder for the runs, with a subfolder for each preset."""
     results_dir: str = "results"
-    """Where pictures and verdicts go."""
+    """Folder for pictures and verdicts."""
 
     def __post_init__(self):
         arguments.check(self)
@@ -85,12 +85,12 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        if "all" in self.figures or not self.figures:  # but for what no preset of that name can run
+        if "all" in self.figures or not self.figures:  # except figures that this preset cannot run
             return [name for name in FIGURES if self.list_ or not PRESETS[PAPERS[name]][self.preset].missing]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
-        """The command line of these figures, with other flags."""
+        """Returns the command line that makes these figures, with `flags` added."""
         words = ["python", "figures.py", *self.names, "--preset", self.preset]
         default = Args(("all",))
         for name in ("runs_dir", "results_dir"):
@@ -100,7 +100,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    # The commands that are printed are those of this folder; folders that the user names are the user's.
+    # Printed commands are for this folder, but folders that the user names are relative to the user's own.
     root = Path(__file__).absolute().parent
     folders = {n: Path(getattr(args, n)).absolute() for n in ("runs_dir", "results_dir")}
     for name, folder in folders.items():
@@ -127,7 +127,7 @@ def main(args: Args) -> None:
         if problem := PRESETS[PAPERS[name]][args.preset].missing:
             raise UsageError(f"figure {name} with --preset {args.preset}: {problem}")
     if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
-        scores.rliable()  # else hours of runs would end in the lack of it
+        scores.rliable()  # fails now if it is missing, not after hours of runs
     if args.launch == "slurm" and missing:
         name = f"fig-{'-'.join(args.names)}"[:60]
         run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
@@ -162,18 +162,18 @@ def output(name: str, args: Args) -> Path:
 
 
 def draw(name: str, args: Args, folder: Path) -> None:
-    """Draws the figure from the runs that are there, and says what they say."""
+    """Draws a figure from the finished runs, and writes and prints its verdict."""
     figure, paper, cells = FIGURES[name], PAPERS[name], cells_of(name, args.preset)
     preset = PRESETS[paper][args.preset]
     data = Data(preset, folder)
     shown, checks = figure.show(data, cells)
-    needed = grid.with_sources(list(cells.values()))  # each run once, whatever it stands for in the figure
+    needed = grid.with_sources(list(cells.values()))  # each run once, even if it has several roles
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
-    found = "not enough data" if unfinished else verdict(checks)  # a best run may be among those
+    found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
     where = "a convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
-    seeds = max(len(data.final(cell)) for cell in needed)  # in a run; some have a run for each
+    seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
     gone = "count as random policies" if figure.suite else "are left out of the picture"
@@ -211,7 +211,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
 
 
 def last_points(shown: Any) -> dict[str, Any]:
-    """What each line of the picture ends with: mean and interval; of points, all of them."""
+    """Returns mean and interval at the end of each line of the picture; for points, at all of them."""
     found: dict[str, Any] = {}
     for panel, lines in getattr(shown, "panels", {}).items():
         for line in (line for line in lines if line.kind != "dots"):
@@ -226,7 +226,7 @@ def ends(mean: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
-    """A run's command, hardware and numbers."""
+    """Returns a run's command, hardware and results."""
     try:
         record = json.loads((folder / cell.name / "args.json").read_text())
     except (OSError, ValueError):
@@ -250,7 +250,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """For JSON: four digits are enough, and NaN is null."""
+    """Prepares a value for JSON: rounds to four digits and turns what is not finite into null."""
     if isinstance(value, dict):
         return {str(k): rounded(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

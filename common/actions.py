@@ -26,7 +26,7 @@ class Box(NamedTuple):
     high: np.ndarray
 
     def sample(self, key: jax.Array, num: int) -> jax.Array:
-        """Actions [num, D], uniform between the bounds, or between -1 and 1 where those are infinite."""
+        """Actions [num, D], uniform between the bounds; -1 and 1 replace infinite bounds."""
         low, high = (np.where(np.isfinite(x), x, bound) for x, bound in ((self.low, -1), (self.high, 1)))
         return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
@@ -43,7 +43,7 @@ class Categorical:
         return [jax.nn.log_softmax(part) for part in parts]
 
     def probs(self) -> jax.Array:
-        """Probabilities of the options, one dimension's after the other's, [..., sum(nvec)]."""
+        """Probabilities of the options, dimension after dimension, [..., sum(nvec)]."""
         return jnp.exp(jnp.concatenate(self._log_probs(), axis=-1))
 
     def sample(self, key: jax.Array) -> jax.Array:
@@ -98,8 +98,8 @@ class Gaussian:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def bounded(x: jax.Array, low: float, high: float) -> jax.Array:
-    """clip(x, low, high) for a parameter. At a bound only gradients that lead back inside pass: with those of clip it
-    would never come back, with all of them it would go on outwards, to no effect."""
+    """clip(x, low, high) for a parameter. At a bound, only gradients that lead back inside pass. With the gradients of
+    clip the parameter would never come back; with all of them it would move on outwards, to no effect."""
     return jnp.clip(x, low, high)
 
 
@@ -108,7 +108,7 @@ def _bounded_forward(x: jax.Array, low: float, high: float) -> tuple[jax.Array, 
 
 
 def _bounded_backward(low: float, high: float, x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
-    # A descent step goes against the gradient.
+    # A descent step moves against the gradient.
     outwards = ((x <= low) & (slope > 0)) | ((x >= high) & (slope < 0))
     return (jnp.where(outwards, 0.0, slope),)
 

@@ -1,4 +1,4 @@
-"""Booleans, eight to a byte: a rollout of MinAtar's observations in an eighth of the memory."""
+"""Booleans packed eight to a byte, so that a rollout of MinAtar's observations takes an eighth of the memory."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from flax import struct
 
 @struct.dataclass
 class Bits:
-    """Booleans [..., *shape] as uint8 [..., ceil(size / 8)]; a pytree whose one leaf can be indexed and stacked."""
+    """Booleans [..., *shape] as uint8 [..., ceil(size / 8)]; a pytree whose single leaf can be indexed and stacked."""
 
     data: jax.Array
     shape: tuple[int, ...] = struct.field(pytree_node=False)
 
 
 def pack(tree: Any) -> Any:
-    """Booleans [B, *shape] -> Bits, in an array or in all of a pytree; all else stays as it is."""
+    """Pack booleans [B, *shape] -> Bits, in an array or a whole pytree. All else stays the same."""
 
     def leaf(x: jax.Array) -> Any:
         if x.dtype != bool:

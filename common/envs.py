@@ -1,11 +1,11 @@
-"""One interface over all environments: batched, pure, auto-resetting, with episode statistics.
+"""One interface to all environments: batched, pure, auto-resetting, with episode statistics.
 
     env = make("Breakout-MinAtar", num_envs=2048)
     state, obs = env.reset(key)
     state, step = env.step(key, state, action)
 
-Everything has a leading `num_envs` axis. A suite (common/suites/*.py) contributes one environment without
-auto-reset; what all suites need is here, once.
+Everything has a leading `num_envs` axis. A suite (common/suites/*.py) provides a single environment without
+auto-reset; what all suites need is implemented here.
 """
 
 import difflib
@@ -23,7 +23,7 @@ __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "VectorEnv", "Vecto
 
 
 class Episode(NamedTuple):
-    """Statistics of the episodes that ended in this step: only meaningful where `done`. All [num_envs]."""
+    """Statistics of the episodes that ended in this step, meaningful only where `done`. All [num_envs]."""
 
     done: jax.Array
     length: jax.Array
@@ -32,7 +32,7 @@ class Episode(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of all environments. `obs` is what to act on next (after auto-reset); `final_obs` is the observation
+    """One step of all environments. `obs` is what to act on next (after auto-reset). `final_obs` is the observation
     before the reset, whose value bootstraps a truncated episode. `terminated` and `truncated` exclude each other."""
 
     obs: jax.Array
@@ -44,14 +44,14 @@ class Step(NamedTuple):
 
 
 def episode_sums(episode: Episode) -> jax.Array:
-    """[4]: number of episodes that ended, and sums of their rewards, lengths and successes. These add up over steps
-    and devices; means of means would count placeholders."""
+    """Count of the episodes that ended, and sums of their rewards, lengths and successes, [4]. Sums can be added over
+    steps and devices; means of means would count placeholders."""
     values = (jnp.ones_like(episode.length), episode.total_reward, episode.length, episode.success)
     return jnp.stack([jnp.where(episode.done, value, 0).sum().astype(jnp.float32) for value in values])
 
 
 class VectorState(NamedTuple):
-    """State of all environments with the running sums of their episodes."""
+    """State of all environments, with the running sums of their episodes."""
 
     inner: Any
     length: jax.Array
@@ -64,8 +64,8 @@ def where(mask: jax.Array, yes: Any, no: Any) -> Any:
 
 
 class VectorEnv:
-    """`num_envs` copies of one suite's environment. Without `auto_reset` an ended episode's state just stays, which
-    saves an evaluation of one episode each the making (and compiling) of states that nobody needs."""
+    """`num_envs` copies of one suite's environment. Without `auto_reset`, no episode follows one that has ended.
+    Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs."""
 
     def __init__(self, suite: Any, num_envs: int, auto_reset: bool = True):
         self.suite = suite
@@ -75,24 +75,24 @@ class VectorEnv:
         self.action_space = suite.action_space
         self.action_dim = len(suite.action_space[0])
         self.has_success = suite.has_success
-        # Episodes rarely end together, so a step makes this many fresh states at a time and only as often as needed:
-        # a full reset of every environment at every step costs more than the step itself in most suites.
+        # Episodes rarely end together, so a step makes this many fresh states at a time, and only as often as needed.
+        # In most suites, resetting every environment at every step would cost more than the step itself.
         self.resets_per_round = min(num_envs, max(8, num_envs // 16))
 
     def reset(self, key: jax.Array, stagger: int = 0) -> tuple[VectorState, jax.Array]:
-        """Starts an episode everywhere. -> state, obs [N, *obs_shape].
+        """Start an episode in each environment. -> state, obs [N, *obs_shape].
 
-        stagger: environments play 0 to `stagger` random steps first, evenly spread over them, so that they are at
+        stagger: first play 0 to `stagger` random steps, evenly spread over the environments, so that they are at
         different points of their episodes (Bharthulwar et al. 2025). The steps count as part of the episode.
         """
         inner, obs = jax.vmap(self.suite.reset)(jax.random.split(key, self.num_envs))
         started = self._start(inner), obs
         if not stagger:
             return started
-        age = np.arange(self.num_envs) * (stagger + 1) // self.num_envs  # in 64 bits
+        age = np.arange(self.num_envs) * (stagger + 1) // self.num_envs  # in NumPy, with 64 bits
 
         def step(time: jax.Array, started: tuple) -> tuple:
-            # Beyond the keys of the resets: split(key, n)[i] is fold_in(key, i).
+            # Indices beyond those of the reset keys: split(key, n)[i] is fold_in(key, i).
             action_key, step_key = jax.random.split(jax.random.fold_in(key, self.num_envs + time))
             action = self.action_space.sample(action_key, self.num_envs)
             state, out = self.step(step_key, started[0], action)
@@ -101,7 +101,7 @@ class VectorEnv:
         return jax.lax.fori_loop(0, stagger, step, started)
 
     def reset_to(self, key: jax.Array, levels: jax.Array) -> tuple[VectorState, jax.Array]:
-        """As `reset`, environment i on level `levels[i]` of the suite's fixed evaluation set (if it has levels)."""
+        """Like `reset`, with environment i on level `levels[i]` of the suite's evaluation set (if it has levels)."""
         inner, obs = jax.vmap(self.suite.reset_to)(jax.random.split(key, self.num_envs), levels)
         return self._start(inner), obs
 
@@ -109,7 +109,7 @@ class VectorEnv:
         return VectorState(inner, jnp.zeros(self.num_envs, jnp.int32), jnp.zeros(self.num_envs, jnp.float32))
 
     def step(self, key: jax.Array, state: VectorState, action: jax.Array) -> tuple[VectorState, Step]:
-        """Steps all environments and restarts those whose episode ended. action: [N, D]."""
+        """Step all environments and restart those whose episode ended. action: [N, D]."""
         step_key, reset_key = jax.random.split(key)
         if isinstance(self.action_space, Box):
             action = jnp.clip(action, self.action_space.low, self.action_space.high)
@@ -117,7 +117,7 @@ class VectorEnv:
         inner, final_obs, reward, terminated, truncated, success = jax.vmap(self.suite.step)(
             step_keys, state.inner, action
         )
-        truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not an interruption
+        truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not a time-out
         done = terminated | truncated
         length, total_reward = state.length + 1, state.total_reward + reward
         obs = final_obs
@@ -128,9 +128,9 @@ class VectorEnv:
         return state, Step(obs, reward, terminated, truncated, final_obs, episode)
 
     def _restart(self, key: jax.Array, done: jax.Array, inner: Any, obs: jax.Array) -> tuple[Any, jax.Array]:
-        """Gives every finished environment a fresh state of its own: the k-th of them takes the k-th fresh state.
+        """Give every finished environment its own fresh state: the k-th of them takes the k-th fresh state.
 
-        Rounds of `resets_per_round` states are made until all are served, so nothing is used twice or left out.
+        Rounds of `resets_per_round` states are made until all are served, so no state is used twice or missing.
         """
         size, total = self.resets_per_round, done.sum()
         rank = jnp.cumsum(done) - 1
@@ -148,7 +148,7 @@ class VectorEnv:
         return inner, obs
 
     def episode_metrics(self, sums: jax.Array) -> dict[str, jax.Array]:
-        """Means over episodes from added-up `episode_sums` [4]; NaN where no episode ended."""
+        """Means over episodes, from a total of `episode_sums` [4]; NaN if no episode ended."""
         count, (total_reward, length, successes) = sums[0], sums[1:] / sums[0]
         metrics = {"episodic_return": total_reward, "episodic_length": length, "num_episodes": count}
         metrics |= {"solve_rate": successes} if self.has_success else {}
@@ -160,7 +160,7 @@ class VectorEnv:
 
 
 class OnLevel(NamedTuple):
-    """An environment with the level that it returns to after each episode. `state` is the suite's."""
+    """An environment, and the level to which it returns after each episode. `state` is the suite's."""
 
     state: Any
     begin: Any
@@ -168,19 +168,19 @@ class OnLevel(NamedTuple):
 
 
 class LevelEnv(VectorEnv):
-    """Copies of one suite's environment, each on a level of its own for all of its episodes. A level is a state of the
-    suite to begin from, such as Kinetix's."""
+    """Copies of one suite's environment, each with its own level for all of its episodes. A level is a state of the
+    suite to start from, such as Kinetix's."""
 
     def __init__(self, suite: Any, num_envs: int):
         super().__init__(suite, num_envs, auto_reset=False)
 
     def start(self, levels: Any) -> tuple[VectorState, Any]:
-        """Starts an episode on each of the levels [N, ...]. -> state, obs [N, ...]."""
+        """Start an episode on each of the levels [N, ...]. -> state, obs [N, ...]."""
         inner, obs = jax.vmap(self.suite.start)(levels)
         return self._start(OnLevel(inner, inner, obs)), obs
 
     def step(self, key: jax.Array, state: VectorState, action: jax.Array) -> tuple[VectorState, Step]:
-        """As VectorEnv.step; finished environments restart on their own level."""
+        """Like VectorEnv.step, but finished environments restart on their own level."""
         level = state.inner
         after, out = super().step(key, state._replace(inner=level.state), action)
         inner, obs = where(out.episode.done, (level.begin, level.begin_obs), (after.inner, out.final_obs))
@@ -188,7 +188,7 @@ class LevelEnv(VectorEnv):
 
 
 def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
-    """`env_id`: a gymnax id as it is, or `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`.
+    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l` or `kinetix/<hand-designed level>`.
 
     num_levels: size of the fixed level set of `kinetix/locomotion`.
     """
@@ -197,7 +197,7 @@ def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
         if env_id in gymnax_suite.env_ids():
             return VectorEnv(gymnax_suite.Gymnax(env_id), num_envs)
         if suite == "kinetix":
-            from common.suites import kinetix  # imported on demand: it costs 10 s
+            from common.suites import kinetix  # imported on demand: it takes 10 s
 
             if name in kinetix.level_names():
                 return VectorEnv(kinetix.make(name, num_levels), num_envs)
@@ -211,8 +211,8 @@ def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
 
 
 def known_ids() -> list[str]:
-    """All ids that `make` takes. A hand-designed level of Kinetix is named with its size or, if that is unambiguous,
-    without; here with it."""
+    """All ids that `make` takes. A hand-designed level of Kinetix is listed with its size and, if that is unambiguous,
+    also without it."""
     from common.suites import kinetix
 
     return gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]

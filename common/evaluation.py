@@ -1,4 +1,4 @@
-"""Playing episodes with a fixed policy: scores and pictures."""
+"""Play episodes with a fixed policy, for scores and pictures."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,9 +15,9 @@ Act = Callable[[jax.Array, jax.Array], jax.Array]  # obs [N, ...], key -> action
 
 
 def play(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> envs.Episode:
-    """`num_episodes` episodes, each in an environment of its own. -> their statistics [num_episodes].
+    """Play `num_episodes` episodes, each in its own environment. -> their statistics [num_episodes].
 
-    Among as many as fit into some time, short ones would be over-represented. Where the suite has a fixed set of
+    Taking the episodes that end within some time would over-represent short ones. If the suite has a fixed set of
     levels, episode i is played on level i % num_levels.
     """
     env = envs.VectorEnv(suite, num_episodes, auto_reset=False)
@@ -35,30 +35,30 @@ def play(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> envs.Episod
 
 
 class Player:
-    """Scores and videos of a learner. policy(learner, obs [N, ...]) -> distribution of actions.
+    """Scores and videos of a learner. policy(learner, obs [N, ...]) -> distribution over actions.
 
-    Plays on one device: all of them would play the same episodes.
+    Plays on one device, because all devices would play the same episodes.
     """
 
     def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
         if args.capture_video and not suite.can_draw:
             raise UsageError(f"--capture-video: cannot draw {suite.name}; MinAtar, classic control, Kinetix work")
         self._args, self._suite, self._policy, self._many = args, suite, policy, args.num_seeds > 1
-        # A number that no split reaches: split(key, n)[i] is fold_in(key, i), and training splits this key.
+        # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.
         self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
         self._scores = self._jit(self._evaluate)
 
     def _jit(self, function: Callable[[Any, jax.Array], Any]) -> Callable[[Any, jax.Array], Any]:
-        """A function of a learner and a key, for all seeds."""
+        """Jit a function of a learner and a key, for all seeds."""
         return jax.jit(jax.vmap(function, (0, None)) if self._many else function)
 
     def _act(self, learner: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
-        """The most probable action or one at random, as --eval-deterministic says. obs [N, ...] -> [N, D]."""
+        """The most probable action with --eval-deterministic, else a sampled one. obs [N, ...] -> [N, D]."""
         dist = self._policy(learner, obs)
         return dist.mode() if self._args.eval_deterministic else dist.sample(key)
 
     def _evaluate(self, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
-        """Means over --num-eval-episodes episodes; of a fixed set of levels, over all of them equally often."""
+        """Means over --num-eval-episodes episodes, rounded up to play each of a fixed set of levels equally often."""
         num_levels = self._suite.num_levels or 1
         num_episodes = num_levels * -(-self._args.num_eval_episodes // num_levels)
         first = play(self._suite, num_episodes, partial(self._act, learner), key)
@@ -66,11 +66,11 @@ class Player:
         return metrics | ({"eval/solve_rate": first.success.mean()} if self._suite.has_success else {})
 
     def scores(self, learner: Any, update: int) -> dict[str, jax.Array]:
-        """Means over episodes after this update, eval/...; one value per seed where there are several."""
+        """Means over episodes after this update, as eval/...; one value per seed if there are several."""
         return self._scores(on_one_device(learner), jax.random.fold_in(self._key, update))
 
     def film(self, learner: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
-        """An episode of the (first) learner. -> by name, what makes its pictures [H, W, 3] uint8."""
+        """One episode of the (first) learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
         return {
             "final_policy": lambda: record(self._suite, [None], partial(self._act, self._one(learner)), self._key)[0]
         }
@@ -80,17 +80,17 @@ class Player:
         return jax.tree.map(lambda x: x[0], learner) if self._many else learner
 
     def table(self, scores: dict[str, np.ndarray]) -> str:
-        """What there is to print beside the summary: nothing."""
+        """Text to print in addition to the summary: none."""
         return ""
 
 
 def on_one_device(tree: Any) -> Any:
-    """What is equal on all devices, as this process's first one has it."""
+    """This process's first copy of arrays that are equal on all devices."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def record(suite: Any, levels: Sequence[int | None], act: Act, key: jax.Array) -> list[list[np.ndarray]]:
-    """Pictures [H, W, 3] uint8 of an episode on each of these levels; [None] is an episode as training has them."""
+    """Pictures [H, W, 3] uint8 of an episode on each of these levels; [None] is an episode as in training."""
     env = envs.VectorEnv(suite, len(levels), auto_reset=False)
     key, reset_key = jax.random.split(key)
     reset = jax.jit(env.reset) if None in levels else partial(jax.jit(env.reset_to), levels=jnp.array(levels))

@@ -1,8 +1,8 @@
-"""What the data does to the network: the measurements of Mayor et al. 2025 (https://arxiv.org/abs/2506.03404, their
-appendix B), and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
+"""Measurements of what the data does to the network: those of Mayor et al. 2025 (https://arxiv.org/abs/2506.03404,
+appendix B) and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
 says what moves them and when to worry.
 
-Pure functions of a whole sample: where it is split over devices, gather it first.
+These are pure functions of a whole sample. If it is split over devices, gather it first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ import numpy as np
 
 from common.actions import Categorical, Gaussian
 
-COVERAGE_SAMPLE = 512  # observations: always as many, or a larger sample would cover more by itself
-GRADIENT_PARTS = 8  # a sample is cut into so many batches, whose gradients tell the noise
+COVERAGE_SAMPLE = 512  # observations at most, because a larger sample covers more by itself
+GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many parts of a sample
 
 
 def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, jax.Array]:
-    """How many of the largest singular values make up `share` of the sum of the squares of all (approximate rank, Yang
-    et al. 2019, which the paper quotes), and of the sum of all (srank, Kumar et al. 2021).
+    """Count the largest singular values that make up `share` of the sum of all squares (approximate rank of Yang et al.
+    2019, which the paper quotes), and `share` of the sum of all values (srank of Kumar et al. 2021).
 
     features: [n, d], not centred -> [], [], from 0 (all are zero) to min(n, d).
     """
@@ -37,10 +37,10 @@ def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, 
 def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
     """Share of hidden units whose mean |activation| is at most tau times their layer's mean (Sokar et al. 2023, eq. 1).
 
-    layers: [n, ..., units] each, after the activation; the unit of a convolution is a channel. -> [].
+    layers: [n, ..., units] each, after the activation; the units of a convolution are its channels. -> [].
     """
     activity = [jnp.abs(layer).mean(range(layer.ndim - 1)) for layer in layers]
-    # As a product: in a layer that is all dead, 0 / 0 would call no unit dormant.
+    # A product, because 0 / 0 would make no unit dormant in an entirely dead layer.
     dormant = sum((units <= tau * units.mean()).sum() for units in activity)
     known = jnp.isfinite(sum(units.sum() for units in activity))
     return jnp.where(known, dormant / sum(units.size for units in activity), jnp.nan)
@@ -49,7 +49,7 @@ def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
 def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:
     """Kurtosis (fourth moment over squared variance) of log(|g| + delta) over all entries of a pytree. -> [].
 
-    7 for Gaussian entries, 3 for log-normal ones; delta is what an entry of exactly 0 counts as.
+    It is 7 for Gaussian entries and 3 for log-normal ones. An entry of exactly 0 counts as delta.
     """
     logs = jnp.concatenate([jnp.log(jnp.abs(g.ravel()) + delta) for g in jax.tree.leaves(grads)])
     centred = logs - logs.mean()
@@ -63,20 +63,20 @@ def weight_norm(params: Any) -> jax.Array:
 
 def effective_sample_size(log_ratio: jax.Array) -> jax.Array:
     """(sum w)^2 / (n sum w^2) of importance weights w = exp(log_ratio), in % (Martino et al. 2017). [n] -> []."""
-    weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels, and nothing overflows
+    weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels; exp cannot overflow
     return 100 * weights.sum() ** 2 / (weights.size * (weights**2).sum())
 
 
 def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
-    """Variance over states of each action's probability, mean over actions (Moalla et al. 2024). dist: of [n] -> [].
+    """Mean over actions of the variance over states of their probability (Moalla et al. 2024). dist: of [n] -> [].
 
-    Of a Gaussian, the variance over states of the mean action, mean over action dimensions.
+    For a Gaussian, the mean over action dimensions of the variance over states of the mean action.
     """
     return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
 
 
 def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
-    """Share of the grid x grid cells of the points' bounding box in which there is a point. points: [n, 2] -> []."""
+    """Share of the grid x grid cells of the points' bounding box that contain a point. points: [n, 2] -> []."""
     low, high = points.min(0), points.max(0)
     place = (points - low) / jnp.where(high > low, high - low, 1.0)
     row, column = jnp.minimum((place * grid).astype(jnp.int32), grid - 1).T
@@ -91,22 +91,22 @@ def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
     for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
         basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
     vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
-    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is no direction
-    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be one dimension only
+    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is not a direction
+    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be only one dimension
 
 
 def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
     """Unbiased |G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1).
 
-    small, big: [], mean squared norms of gradients of small_size and big_size transitions each.
+    small, big: [], mean squared norms of gradients over small_size and over big_size transitions.
     """
     signal = (big_size * big - small_size * small) / (big_size - small_size)
     return signal, (small - big) / (1 / small_size - 1 / big_size)
 
 
 def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax.Array]:
-    """Ranks of the last hidden layer, dormant neurons of all. intermediates: what the encoders have sown; the critic's
-    own encoder has keys of its own."""
+    """Ranks of the last hidden layer and dormant neurons of all layers. intermediates: what the encoders sowed. A
+    critic's own encoder gets separate keys."""
     found = {}
     for name, encoder in intermediates.items():
         prefix = "plasticity/critic_" if name.startswith("critic") else "plasticity/"
@@ -119,8 +119,8 @@ def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax
 def policy_metrics(
     params: Any, dist: Categorical | Gaussian, obs: jax.Array, log_ratio: jax.Array | None = None
 ) -> dict[str, jax.Array]:
-    """Weight norm, policy variance, coverage and, of a policy with importance weights exp(log_ratio), their effective
-    sample size. dist: of [n]; obs: [n, ...]; log_ratio: [n]."""
+    """Weight norm, policy variance, coverage and, if log_ratio is given, the effective sample size of the importance
+    weights exp(log_ratio). dist: of [n]; obs: [n, ...]; log_ratio: [n]."""
     found = {
         "plasticity/weight_norm": weight_norm(params),
         "plasticity/policy_variance": policy_variance(dist),
@@ -132,7 +132,7 @@ def policy_metrics(
 
 
 def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, jax.Array]:
-    """Kurtosis and noise of the gradient, from the gradients of equal parts of a sample [n, ...] in random order."""
+    """Kurtosis and noise of the gradient, from gradients on equal parts of a randomly ordered sample [n, ...]."""
     n = jax.tree.leaves(sample)[0].shape[0]
     count = min(GRADIENT_PARTS, n)
     size = n // count
@@ -145,6 +145,6 @@ def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, j
         "plasticity/gradient_kurtosis": gradient_kurtosis(whole),
         "plasticity/gradient_signal": signal,
         "plasticity/gradient_noise": noise,
-        # One measurement's ratio is noisy, and has no meaning where the signal is lost in the noise.
+        # The ratio of one measurement is noisy, and meaningless if the signal is lost in the noise.
         "plasticity/gradient_noise_scale": jnp.where(signal > 0, noise / signal, np.nan),
     }

@@ -9,15 +9,15 @@ from common.shuffle import random_permutation
 
 
 def random_rows(tree: Any, size: int, key: jax.Array) -> Any:
-    """`size` different rows of a pytree [n, ...] in random order, or all n where there are fewer. -> [size, ...]."""
+    """`size` different rows of a pytree [n, ...] in random order, or all n if n is smaller. -> [size, ...]."""
     n = jax.tree.leaves(tree)[0].shape[0]
     indices = random_permutation(key, n)(jnp.arange(min(size, n)))
     return jax.tree.map(lambda x: x[indices], tree)
 
 
 def gather_rows(tree: Any, size: int) -> Any:
-    """The first `size` rows of the samples [C, n, ...] that each device has of its C chunks, taken in turn from all of
-    them. -> [size, ...], equal on all devices. To be called inside `jax.shard_map` over the axis "device"."""
+    """The first `size` rows, taken in turn from all chunks and devices. Each device has samples [C, n, ...] of its C
+    chunks. -> [size, ...], equal on all devices. Call it inside `jax.shard_map` over the axis "device"."""
 
     def leaf(x: jax.Array) -> jax.Array:
         x = jax.lax.all_gather(x, "device", axis=2)  # [C, n, devices, ...]

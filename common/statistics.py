@@ -1,4 +1,4 @@
-"""Running statistics. Moments are over all devices: call them inside `jax.shard_map` over the axis "device"."""
+"""Running statistics. Moments cover all devices, so call them inside `jax.shard_map` over the axis "device"."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def standardise(x: jax.Array) -> jax.Array:
-    """Mean 0 and standard deviation 1 over all devices; finite for a single number, too. [n] -> [n]."""
+    """Shift and scale to mean 0 and standard deviation 1 over all devices. Finite even for one number. [n] -> [n]."""
     mean, var = moments(x)
     return (x - mean) / (jnp.sqrt(var) + 1e-8)
 
@@ -32,12 +32,12 @@ class RunningStats(NamedTuple):
 
 
 def initial_stats(shape: tuple[int, ...]) -> RunningStats:
-    """Nothing seen yet: normalising with these changes nothing."""
+    """Statistics before any data: mean 0 and variance 1."""
     return RunningStats(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
 
 def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
-    """Merges the moments of x [n, ...] into the running ones (Chan et al. 1979).
+    """Merge the moments of x [n, ...] into the running ones (Chan et al. 1979).
 
     Mean and variance move by weighted differences, so float32 does not lose small batches after 10^9 samples.
     """
@@ -57,9 +57,9 @@ def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
 def normalise_rewards(
     transitions: Any, returns: jax.Array, stats: RunningStats, gamma: float
 ) -> tuple[Any, jax.Array, RunningStats]:
-    """Rewards over the running standard deviation of the discounted return, clipped to [-10, 10].
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10].
 
-    transitions: their reward, terminated and truncated are [T, N]; returns: [N], of the episodes that run on.
+    transitions: reward, terminated and truncated are [T, N]; returns: [N], discounted, of the unfinished episodes.
     -> transitions, returns, stats.
     """
 

@@ -1,4 +1,4 @@
-"""What the runs of a figure have logged, as the figures use it."""
+"""Reads what the runs of a figure have logged, in the form that figures use."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,13 +13,13 @@ from experiments.verdicts import Check
 
 
 class Figure(NamedTuple):
-    """What to run, and what to make of it."""
+    """A figure: what to run, and what to show and check."""
 
     title: str
     claim: str  # the paper's
-    cells: Callable[[Any], dict[Any, Cell]]  # of a preset
+    cells: Callable[[Any], dict[Any, Cell]]  # takes a preset
     show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
-    suite: str | None = None  # the paper's environments, where all presets but `paper` have others
+    suite: str | None = None  # the paper's environments, if only the preset `paper` has them
 
 
 def register(
@@ -32,7 +32,7 @@ def register(
     suite: str | None = None,
     **how: Any,
 ) -> Callable[[Callable], Callable]:
-    """A decorator that adds a figure to `figures`: what it decorates is its `show`, to which `how` is passed on."""
+    """Returns a decorator that adds a figure to `figures`. It decorates the figure's `show`, which receives `how`."""
 
     def add(show: Callable) -> Callable:
         figures[name] = Figure(title, claim, cells, partial(show, **how), suite)
@@ -42,8 +42,8 @@ def register(
 
 
 class Data:
-    """What the runs have logged. Scores: 0 for a random policy, 1 for the best one, a value for each seed. Its preset
-    says which key is the performance, and the scale of a run's."""
+    """What the runs have logged. A score is 0 for a random policy and 1 for the best one, with a value for each seed.
+    The preset says which key is the performance, and how a run's performance is scaled."""
 
     def __init__(self, p: Any, folder: Path):
         self.p, self.folder = p, folder
@@ -55,8 +55,8 @@ class Data:
         return self._lines[run.name]
 
     def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
-        """Values [T, seeds] between these fractions of the run; [1, 1] NaN where it is not finished. Where nothing was
-        measured between them, as evaluations are sparse, the last before."""
+        """Returns values [T, seeds] between these fractions of the run, or [1, 1] NaN if it is not finished. If nothing
+        was logged between them (evaluations are sparse), the last value before is used."""
         lines = self.lines(run)
         if not lines or lines[-1]["update"] != run.num_updates:
             return np.full((1, 1), np.nan)
@@ -65,8 +65,8 @@ class Data:
         return plots.series(kept or before[-1:], key)[1]
 
     def curve(self, run: Cell, key: str, updates: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """x [T], y [T, seeds] for a plot: of training runs a running mean over a thirtieth of the run. A run that was
-        continued begins where its source was left."""
+        """Returns x [T], y [T, seeds] for a plot: for training runs, a running mean over at most a thirtieth of the
+        run. A run with a source begins where it left that."""
         x, y = plots.series(self.lines(run), key)
         if run.source is not None:
             x = x + run.source_update * self.p.steps_per_update
@@ -77,8 +77,8 @@ class Data:
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
     def mean(self, run: Cell, begin: float, end: float, key: str | None = None) -> np.ndarray:
-        """Score over a part of the run, of the performance or of another key on its scale. A seed that has diverged by
-        then is as good as a random policy."""
+        """Returns the score over a part of the run, from the performance or another key on its scale. A seed that has
+        diverged by then scores as a random policy."""
         values = self.part(run, key or performance(self.p, run), begin, end)
         low, high = self.p.scale(run)
         diverged = self.diverged(run, end)
@@ -88,11 +88,11 @@ class Data:
         return np.where(diverged, 0.0, (means - low) / (high - low))
 
     def diverged(self, run: Cell, end: float = 1.0) -> np.ndarray | None:
-        """The seeds whose updates are no longer finite at this fraction of the run; None if it is not finished."""
+        """Returns which seeds' updates are no longer finite at this fraction of the run; None if it is not finished."""
         lines = self.lines(run)
         if not lines or lines[-1]["update"] != run.num_updates:
             return None
-        key = "outer/update_norm"  # of training; the last line may be an evaluation
+        key = "outer/update_norm"  # logged by training; the last line may be an evaluation
         kept = [line for line in lines if key in line and line["update"] / run.num_updates <= end] or lines[:1]
         return np.array([value is None for value in np.ravel(kept[-1].get(key, 0.0))])
 
@@ -103,11 +103,11 @@ class Data:
         return self.mean(run, 0.4, 0.5, key)
 
     def gain(self, run: Cell, key: str | None = None) -> np.ndarray:
-        """In the second half of the run."""
+        """Returns the score gained in the second half of the run."""
         return self.final(run, key) - self.middle(run, key)
 
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
-        """log10 of the geometric mean."""
+        """Returns log10 of the geometric mean."""
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
 
 

@@ -1,4 +1,4 @@
-"""A grid of runs: what is missing of it is run, several at a time, or written as Slurm arrays."""
+"""Runs what is missing from a grid of runs, several at a time, or writes it as Slurm arrays."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ State = Literal["finished", "interrupted", "missing"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: one command of one script. Its name stands for its flags."""
+    """One run, which is one command of one script. Its name identifies its flags."""
 
     script: str
     name: str
@@ -35,14 +35,14 @@ class Cell:
 
     @property
     def depth(self) -> int:
-        """How many runs have to be finished before this one, one after the other."""
+        """How many runs have to finish before this one, one after another."""
         return 0 if self.source is None else 1 + self.source.depth
 
 
 def named(
     script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int, source: Cell | None = None, at: int = 0
 ) -> Cell:
-    """The name tells a reader what varies, and by its hash all else."""
+    """Makes a cell, whose name tells a reader what varies and whose hash covers everything else."""
     items = tuple(flags.items())
     digest = hashlib.sha256(repr((sorted(items), source and source.name, at)).encode()).hexdigest()[:8]
     words = [
@@ -65,7 +65,7 @@ def state(cell: Cell, folder: Path) -> State:
 
 
 def command(cell: Cell, folder: Path) -> list[str]:
-    """The command line that runs the cell, or goes on with it."""
+    """Returns the command line that runs or resumes the cell."""
     script, run = f"{cell.script}.py", folder / cell.name
     if state(cell, folder) == "interrupted":
         return ["python", script, "--resume", str(run)]
@@ -81,14 +81,14 @@ def command(cell: Cell, folder: Path) -> list[str]:
 
 
 def paste(cell: Cell, folder: Path) -> str:
-    """The command as a line for a shell. What a run left that was broken off before its first checkpoint is in its
-    way."""
+    """Returns the command as a shell line. It first removes what a run left that stopped before its first checkpoint,
+    which would be in its way."""
     remains = state(cell, folder) == "missing" and (folder / cell.name).exists()
     return (f"rm -r {shlex.quote(str(folder / cell.name))} && " if remains else "") + shlex.join(command(cell, folder))
 
 
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
-    """These cells and those that they start from, each once, sources first."""
+    """Returns these cells and those that they start from, each once, sources first."""
     found: dict[str, Cell] = {}
 
     def add(cell: Cell) -> None:
@@ -102,8 +102,8 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
-    """Runs what is not finished, `jobs` at a time, each with its share of the cores. What a run prints goes to
-    NAME.log beside its folder. -> what failed, a line each. Ctrl-C stops them all, saved."""
+    """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
+    beside its folder. Ctrl-C makes all of them save and stop. -> what failed, a line each."""
     cells = with_sources(cells)
     missing = [cell for cell in cells if state(cell, folder) != "finished"]
     failed: list[str] = []
@@ -171,14 +171,14 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
 
 
 def _shares(jobs: int) -> list[set[int]]:
-    """The cores of this process, dealt out to the jobs: two processes of one core each do more than one with two."""
+    """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
 
 
 def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None:
-    """None: another process is at it, or has finished it. Its lock is the open log, which the run inherits and holds
-    until it ends."""
+    """Starts a run. -> its process, or None if another one is running it or has finished it. The lock is the open log,
+    which the run inherits and holds until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
         try:
@@ -189,12 +189,12 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
-            shutil.rmtree(folder / cell.name, ignore_errors=True)  # broken off before its first checkpoint
+            shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
         log.write(shlex.join(words) + "\n")
         log.flush()
         bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
-        # In a group of its own, where the Ctrl-C of a terminal does not reach it: with the SIGTERM that follows it
-        # would be the second signal, at which a run leaves without saving.
+        # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
+        # second signal, at which it exits without saving.
         return subprocess.Popen([sys.executable, *words[1:]], stdout=log, stderr=log, preexec_fn=bind, process_group=0)
 
 
@@ -204,8 +204,8 @@ def _last_line(log: Path) -> str:
 
 
 def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[Cell], list[str]]) -> list[str]:
-    """Writes an sbatch array over what is not finished, one for each depth; `run` gives the command of a cell. -> the
-    commands that submit them."""
+    """Writes an sbatch array of the unfinished runs for each depth; `run` gives the command of a cell. -> the commands
+    that submit them."""
     missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
     submit = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[C
             f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={output}\n"
             f'cd {shlex.quote(str(Path.cwd()))}\neval "{pick}"\n'
         )
-        # After any end: where a source has failed, its run says so, and the others go on.
+        # afterany: if a source has failed, the run that needs it tries it again, and the others go on.
         after = f" --dependency=afterany:$job{depth - 1}" if submit else ""
         submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
     return submit

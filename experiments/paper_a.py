@@ -1,4 +1,4 @@
-"""Beukman et al. 2026 (https://arxiv.org/abs/2603.06009): from the runs of each figure to its picture and checks."""
+"""Turns runs into pictures and checks of the figures in Beukman et al. 2026 (https://arxiv.org/abs/2603.06009)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +35,8 @@ from experiments.pictures import HeatMap, Line, Picture
 from experiments.verdicts import Check, difference, within
 
 CITATION = "Beukman et al. 2026"
-MARGIN = 0.1  # of the way from a random policy to the best one: less is no difference
-FLAT = 0.05  # of that way in the second half of a run: less is a plateau
+MARGIN = 0.1  # of the way from a random policy to the best one; less does not count as a difference
+FLAT = 0.05  # of that way, in the second half of a run; gaining less is a plateau
 TWICE = np.log10(2)
 ENVS = "parallel environments (--num-envs)"
 LITTLE = np.log10(1.25)
@@ -56,7 +56,7 @@ def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None =
     return [line for line in drawn if len(line.x)]
 
 
-# The figures: from the runs to a picture and the checks of its claim.
+# The figures: each function turns runs into a picture and the checks of its claim.
 
 
 @figure(
@@ -66,7 +66,7 @@ def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None =
     cells=com_cells,
 )
 def show_step_size(d: Data, cells: Cells) -> Shown:
-    """What is left at the end of the budget."""
+    """Compares the scores at the end of the budget."""
     good, strong = cells[d.p.good_com], cells[d.p.coms[-1]]
     checks = [
         *plateau_checks(d, cells, "--com", d.p.weak_com, d.p.good_com),
@@ -77,7 +77,7 @@ def show_step_size(d: Data, cells: Cells) -> Shown:
 
 
 def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -> list[Check]:
-    """It has learned something, gains no more (a fall counts, too), and ends below what another step size reaches."""
+    """Checks that `weak` learns something, then gains no more (a fall also counts), and ends below `good`."""
     run = cells[weak]
     return [
         difference(f"score in the middle of the run, {flag} {weak:g}", d.middle(run), 0.0, above=MARGIN),
@@ -101,7 +101,7 @@ def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -
     flag="--clip-eps",
 )
 def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
-    """Slow is what is behind in the middle of the run, even if it arrives."""
+    """Counts a value as slow if it is behind in the middle of the run, even if it catches up."""
     weak, good, strong = {
         "--com": (d.p.weak_com, d.p.good_com, d.p.coms[-1]),
         "--clip-eps": (d.p.weak_eps, d.p.good_eps, d.p.epsilons[0]),
@@ -130,7 +130,7 @@ def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
     key="outer/kl",
 )
 def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
-    """On the plateau the updates go on, larger than where learning goes on."""
+    """Checks that updates stay large on the plateau, larger than where learning goes on."""
     weak, good = d.p.weak_com, d.p.good_com
     late, early, other = (d.log_mean(cells[c], key, *t) for c, *t in ((weak,), (weak, 0.2, 0.3), (good,)))
     checks = [
@@ -149,7 +149,7 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
     cells=bowl_cells,
 )
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
-    """On the plateau a step goes farther than the optimum is away, from start to end."""
+    """Checks that a step on the plateau keeps its size and exceeds the distance to the optimum."""
     key, run = "outer/update_norm", cells[BOWL_PLATEAU]
     late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
     distance = np.log10(-d.final(run))
@@ -171,7 +171,7 @@ def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     cells=bowl_cells,
 )
 def show_bowl(d: Data, cells: Cells) -> Shown:
-    """With the theory beside it."""
+    """Compares the runs with each other and with the theory."""
     good, low = d.final(cells[BOWL_GOOD]), d.final(cells[BOWL_RATES[-1]])
     checks = [
         difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(cells[BOWL_PLATEAU]), 0.0, below=FLAT),
@@ -197,10 +197,10 @@ def theory(d: Data, cells: Cells) -> list[Line]:
 
 
 def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: float, small: float) -> list[Check]:
-    """Figures 3a and 3b: what counts is the step size that a run has now, not the one that it began with.
+    """Checks, for figures 3a and 3b, that a run's present step size decides, not the one that it began with.
 
-    `ends`: (first, then) -> the run that ends with `then`. Runs with the same `first` have their past in common, so
-    their differences are taken seed by seed."""
+    `ends`: (first, then) -> the run that ends with `then`. Runs with the same `first` share their past, so their
+    differences are taken seed by seed."""
     final = {key: d.final(run) for key, run in ends.items()}
     cured, spoilt, plateau, good = (final[k] for k in ((large, small), (small, large), (large, large), (small, small)))
     return [
@@ -254,7 +254,7 @@ def show_changed_rate(d: Data, cells: Cells) -> Shown:
 
 
 def top(scores: dict[Any, np.ndarray]) -> Any:
-    """The key of the highest mean."""
+    """Returns the key with the highest mean."""
     return max(scores, key=lambda key: np.nan_to_num(scores[key].mean(), nan=-np.inf))
 
 
@@ -265,7 +265,7 @@ def top(scores: dict[Any, np.ndarray]) -> Any:
     cells=learning_rate_cells,
 )
 def show_learning_rates(d: Data, cells: Cells) -> Shown:
-    """The better of annealed and not, for each learning rate."""
+    """Uses the better of annealed and constant for each learning rate."""
     final = {key: d.final(run) for key, run in cells.items()}
     coms, rates = parts(cells, 0), parts(cells, 1)
     scores = {(c, r): final[top({(c, r, a): final[c, r, a] for a in (False, True)})] for c in coms for r in rates}
@@ -284,17 +284,17 @@ def show_learning_rates(d: Data, cells: Cells) -> Shown:
 
 
 def parts(cells: Cells, place: int) -> list[Any]:
-    """The values at this place of the keys."""
+    """Returns the distinct values at this place of the keys."""
     return list(dict.fromkeys(key[place] for key in cells))
 
 
 def not_below(what: str, scores: dict[Any, np.ndarray], best: Any, key: Any) -> list[Check]:
-    """No check where the run is the best one itself."""
+    """Checks that `key` is not clearly below `best`, unless it is the best one itself."""
     return [] if key == best else [difference(what, scores[best], scores[key], below=MARGIN)]
 
 
 def score_line(d: Data, label: str, x: list[float], scores: list[np.ndarray]) -> Line:
-    """Final scores as what they are made of: returns or solve rates."""
+    """Makes a line of final scores, converted back to returns or solve rates."""
     seeds = max(len(s) for s in scores)
     y = np.array([np.pad(s, (0, seeds - len(s)), constant_values=np.nan) for s in scores])
     return Line(label, np.array(x, np.float64), d.p.low + y * (d.p.high - d.p.low), "points")
@@ -319,8 +319,8 @@ def score_axis(p: Preset) -> str:
     flag="--clip-eps",
 )
 def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
-    """From weak to strong regularisation. The strongest epsilon is 0: that it learns at all, with many epochs, is part
-    of the claim."""
+    """Draws a panel per value, from weak to strong regularisation. The strongest epsilon is 0; that it learns at all,
+    with many epochs, is part of the claim."""
     values, epochs = parts(cells, 0), parts(cells, 1)
     panels = {
         f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in epochs}, lambda e: f"--update-epochs {e}")
@@ -353,7 +353,7 @@ def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
     flag="--clip-eps",
 )
 def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
-    """The first value is the weak one, the second the good one."""
+    """Compares batch sizes. The first value of `flag` is the weak one, the second the good one."""
     values, envs = parts(cells, 0), parts(cells, 1)
     size = d.p.base["num_steps"]
     panels = {
@@ -383,10 +383,10 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     cells=ddr_cells,
 )
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """A dot is one seed of one run: the median of its DDR and its best score, up to a budget.
+    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget.
 
-    A sample of the checks is a run, the mean of its seeds; which fifth of the runs is best is decided on other seeds
-    than those that are compared."""
+    In the checks, a sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those
+    that are compared."""
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     dots = {
         budget: np.stack([up_to(d, run, budget) for run in cells.values()]) for budget in budgets
@@ -414,7 +414,7 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
 
 
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
-    """How far the DDR of the best fifth of the runs moves from one budget to another, both [runs, 2]: DDR, score. The
+    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 2]: DDR, score. The
     interval is a bootstrap over runs, the same ones at both budgets."""
 
     def peak(dots: np.ndarray) -> float:
@@ -427,7 +427,7 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
 
 
 def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
-    """[seeds, 2]: median DDR, best score (running mean) within the first `budget` steps."""
+    """Returns [seeds, 2]: median DDR and best score (running mean) within the first `budget` steps."""
     lines = [line for line in d.lines(run) if line["global_step"] <= budget]
     _, ddr = plots.series(lines, "outer/ddr")
     _, score = plots.series(lines, d.p.performance)
@@ -439,8 +439,8 @@ def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
 
 
 def recipe_checks(d: Data, cells: Cells) -> list[Check]:
-    """Figures 9 and 14: the first recipe is nowhere clearly worse than another one; the second is worse than the first
-    where its minibatches are small."""
+    """Checks, for figures 9 and 14, that the first recipe is nowhere clearly worse than another one, and that the
+    second is worse than the first where its minibatches are small."""
     recipes, envs = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
     ours, larger = recipes[:2]
@@ -493,7 +493,7 @@ def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     cells=recipe_cells,
 )
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
-    """A run has one speed: its spread is that over ten parts of the run, not over seeds."""
+    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds."""
     recipes, envs = parts(cells, 0), parts(cells, 1)
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
@@ -515,8 +515,8 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
 
 
 def trade_checks(d: Data, cells: Cells) -> list[Check]:
-    """Figures 12a and 12b: for each COM an epsilon makes up for it; with one epsilon for all the COM matters; too large
-    an epsilon is lost."""
+    """Checks, for figures 12a and 12b, that for each COM some epsilon makes up for it, that the COM matters at a fixed
+    epsilon, and that no COM rescues too large an epsilon."""
     coms, epsilons = parts(cells, 0), parts(cells, 1)
     final = {key: d.final(run) for key, run in cells.items()}
     best = top(final)

@@ -1,4 +1,4 @@
-"""Beukman et al. 2026 (https://arxiv.org/abs/2603.06009): presets, and the runs of each figure by what varies."""
+"""Presets for Beukman et al. 2026 (https://arxiv.org/abs/2603.06009), and each figure's runs by what varies in them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +19,11 @@ class Preset:
 
     about: str
     performance: str  # the logged key that is plotted
-    low: float  # what a random policy gets of it: score 0 of the checks
-    high: float  # what the best one gets: score 1
-    base: dict[str, Any]  # flags of all runs of ppo.py and ppo_ewma.py
+    low: float  # the performance of a random policy, which is score 0 in the checks
+    high: float  # that of the best policy, which is score 1
+    base: dict[str, Any]  # flags shared by all runs of ppo.py and ppo_ewma.py
     total_timesteps: int
-    sweep_timesteps: int  # budget of the figures with many cells: 4, 6, 12
+    sweep_timesteps: int  # budget of figures 4, 6 and 12, which have many cells
     coms: tuple[float, ...]
     weak_com: float
     good_com: float
@@ -33,14 +33,14 @@ class Preset:
     learning_rates: tuple[float, ...]
     epochs: tuple[int, ...]
     epoch_coms: tuple[float, ...]  # from weak to strong
-    epoch_epsilons: tuple[float, ...]  # from weak to strong, at last 0
+    epoch_epsilons: tuple[float, ...]  # from weak to strong; the last is 0
     batch_envs: tuple[int, ...]  # figure 7
     batch_updates: int
     grid_coms: tuple[float, ...]  # figure 12
     grid_epsilons: tuple[float, ...]
-    scaled_envs: tuple[int, ...]  # figures 9, 13 and 14, the base among them
+    scaled_envs: tuple[int, ...]  # figures 9, 13 and 14; includes the base
     scaled_seeds: int
-    checkpoints: int  # in a run, an even number: figure 3 starts from the one half-way
+    checkpoints: int  # per run; even, since figure 3 starts from the one half-way
     missing: str | None = None  # why its runs cannot be started, if they cannot
 
     @property
@@ -48,7 +48,7 @@ class Preset:
         return self.base["num_envs"] * self.base["num_steps"]
 
     def scale(self, run: Cell) -> tuple[float, float]:
-        """The performance that is score 0 and score 1; of a bowl, performance is the score."""
+        """Returns the performances that are scores 0 and 1; on the bowl, performance is the score."""
         return (0.0, 1.0) if run.script == "stochastic_opt" else (self.low, self.high)
 
 
@@ -82,7 +82,7 @@ PRESETS = {
         scaled_envs=(4, 32, 128, 512), scaled_seeds=10, checkpoints=2,
     ),
     "gpu": Preset(
-        about="Kinetix locomotion on one GPU; paper A's sizes, 100M steps, 3 seeds",
+        about="Kinetix locomotion on one GPU; paper A's sizes, 134M steps, 3 seeds",
         base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26, **KINETIX,
     ),
     "paper": Preset(
@@ -93,20 +93,20 @@ PRESETS = {
 
 
 def cell(p: Preset, script: str, total: int | None = None, source: Cell | None = None, **varied: Any) -> Cell:
-    """A run of the preset's base with other flags; `source`: from its checkpoint half-way."""
+    """Makes a run of the preset's base flags and `varied`, from the half-way checkpoint of `source` if given."""
     flags = p.base | {"total_timesteps": total or p.total_timesteps} | varied
     if "num_minibatches" in varied:
         flags.pop("minibatch_size", None)
     num_updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-    # What diverges goes on, as a result of its own.
+    # A run that diverges goes on, because divergence is a result as well.
     flags |= {"checkpoint_every": max(1, num_updates // p.checkpoints), "keep_checkpoints": 0, "halt_on_nan": False}
     flags["log_every"] = max(1, num_updates // 128)
-    varied = {name: value for name, value in varied.items() if p.base.get(name) != value}  # one name for one run
+    varied = {name: value for name, value in varied.items() if p.base.get(name) != value}  # equal runs get one name
     return named(script, flags, varied, num_updates, source, source.num_updates // 2 if source else 0)
 
 
 def bowl(**varied: Any) -> Cell:
-    """A run of the noisy convex problem: 20 seeds cost nothing."""
+    """Makes a run of the noisy convex problem, with 20 seeds since they cost nothing."""
     flags = {"num_seeds": 20, "num_steps": 1000} | varied
     return named("stochastic_opt", flags, varied, flags["num_steps"])
 
@@ -120,7 +120,7 @@ def eps_cells(p: Preset) -> Cells:
 
 
 def changed_com_cells(p: Preset) -> Cells:
-    """Whole runs, and second halves that start from the first half of one of them."""
+    """Returns whole runs, and second halves that continue the first half of one of them."""
     coms = (p.weak_com, p.good_com)
     whole = {com: cell(p, "ppo_ewma", com=com) for com in coms}
     half = p.total_timesteps // 2
@@ -154,7 +154,7 @@ def eps_epoch_cells(p: Preset) -> Cells:
 
 
 def batch_cells(p: Preset, script: str, name: str, values: tuple[float, ...]) -> Cells:
-    """M as in the base: the minibatch grows with the batch. As many updates for all, so more data for larger ones."""
+    """Varies the batch at the base's M, so minibatches grow. Updates are equally many, so larger batches see more."""
     minibatches = p.base.get("num_minibatches") or p.steps_per_update // p.base["minibatch_size"]
     return {
         (value, envs): cell(
@@ -183,7 +183,7 @@ def grid_cells(p: Preset) -> Cells:
 
 
 def recipe_cells(p: Preset) -> Cells:
-    """With the good epsilon: what differs shall be the inner loop. At the base all recipes are the same run."""
+    """Uses the good epsilon, so that only the inner loop differs. At the base's N all recipes are the same run."""
     base, common = p.base["num_envs"], {"clip_eps": p.good_eps, "num_seeds": p.scaled_seeds}
     scaled = {
         (recipe, envs): cell(p, "ppo", num_envs=envs, base_num_envs=base, scaling=recipe, **common)
@@ -196,7 +196,7 @@ def recipe_cells(p: Preset) -> Cells:
 
 
 def ddr_cells(p: Preset) -> Cells:
-    """All runs of figures 5, 6 and 12, which differ in step size and age, not in data per update."""
+    """Returns all runs of figures 5, 6 and 12, which differ in step size and age, not in data per update."""
     grids = {
         "COM": com_cells,
         "ε": eps_cells,

@@ -1,4 +1,4 @@
-"""Mayor et al. 2025 (https://arxiv.org/abs/2506.03404): from the runs of each figure to its picture and checks."""
+"""Turns runs into pictures and checks of the figures in Mayor et al. 2025 (https://arxiv.org/abs/2506.03404)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,8 +28,8 @@ from experiments.pictures import Line, Picture
 from experiments.verdicts import Check
 
 CITATION = "Mayor et al. 2025"
-LITTLE = 0.1  # of the way from a random policy to the reference: less is no difference
-POINTS = 33  # of a curve over all games
+LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
+POINTS = 33  # times on a curve over all games; the first, step 0, is left out
 STEPS, ENVS, IQM = "environment steps", "parallel environments (--num-envs)", "normalised interquartile mean return"
 SHOWS = "Interquartile mean over games and seeds of the normalised return with its 95 % stratified bootstrap interval"
 SMOOTHED = f"{SHOWS}, running mean over at most a thirtieth of the run"
@@ -65,7 +65,7 @@ def keys(cells: Cells) -> list[Any]:
 
 
 def final(d: Data, cells: Cells, key: Any) -> np.ndarray:
-    """Normalised returns of the last tenth of the runs. -> [seeds, games], NaN where a run is missing."""
+    """Collects the normalised returns of the last tenth of the runs. -> [seeds, games], NaN where a run is missing."""
     return matrix([d.final(run) for run in by_game(cells, key).values()])
 
 
@@ -75,8 +75,9 @@ def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def measured(d: Data, cells: Cells, key: Any, metric: str) -> np.ndarray:
-    """A measurement of the final network from as many transitions of every run, which its updates do not have; of how
-    far an update goes, the logged mean over the last half. Logarithms of what differs by factors. -> [seeds, games]."""
+    """Returns a measurement of the final network on equally many transitions of every run, unlike its updates. For the
+    effective sample size, it is the logged mean over the last half. log10 if values differ by factors.
+    -> [seeds, games]."""
     columns = []
     for run in by_game(cells, key).values():
         if d.diverged(run) is None:
@@ -90,7 +91,7 @@ def measured(d: Data, cells: Cells, key: Any, metric: str) -> np.ndarray:
 
 
 def iqm_curve(d: Data, cells: Cells, key: Any, label: str) -> list[Line]:
-    """The interquartile mean over games and seeds, at common steps. Nothing where a run is missing."""
+    """Draws the interquartile mean over games and seeds, at common steps. No line if a run is missing."""
     runs = by_game(cells, key).values()
     if any(d.diverged(run) is None for run in runs):
         return []
@@ -114,7 +115,7 @@ def resampled(x: np.ndarray, steps: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def over_time(values: np.ndarray) -> np.ndarray:
-    """[seeds, games, T] -> [T]."""
+    """Aggregates over seeds and games. [seeds, games, T] -> [T]."""
     return scores.aggregate(values.reshape(-1, values.shape[-1]), axis=0)
 
 
@@ -133,7 +134,7 @@ def size(p: Preset, n: float = 1, k: float = 1, script: str = "ppo") -> str:
     return f"N {round(n * base['num_envs'])}, K {round(k * base['num_steps'])}"
 
 
-# The figures: from the runs to a picture and the checks of its claim.
+# The figures: each function turns runs into a picture and the checks of its claim.
 
 
 @figure(
@@ -212,7 +213,7 @@ def metric_panels(d: Data, cells: Cells, names: dict[Any, str], metrics: Sequenc
 
 
 def moved(d: Data, cells: Cells, metric: str, way: str, n: int) -> Check:
-    """More environments move a measurement this way."""
+    """Checks that more environments move a measurement this way."""
     what = f"N × {n} less the base"
     return compared(d, cells, metric, what, (n, 1), (1, 1), **({"above": 0.0} if way == "higher" else {"below": 0.0}))
 
@@ -224,7 +225,7 @@ def compared(d: Data, cells: Cells, metric: str, what: str, one: Any, other: Any
 
 
 def causes(d: Data, cells: Cells, metrics: Sequence[str]) -> list[Check]:
-    """What longer rollouts do, and more environments with as many gradient steps as the base; no claim of the paper."""
+    """Reports what longer rollouts do, and more environments with the base's gradient steps; no claim of the paper."""
     most = d.p.factors[-1]
     others = {
         f"K × {most} less the base": (1, most),
@@ -234,7 +235,7 @@ def causes(d: Data, cells: Cells, metrics: Sequence[str]) -> list[Check]:
 
 
 def network_lines(p: Preset) -> dict[Any, str]:
-    """The base, more environments, longer rollouts, and what more environments do without fewer gradient steps."""
+    """Labels the base, more environments, longer rollouts, and more environments without fewer gradient steps."""
     most = p.factors[-1]
     names = {key: size(p, *key) for key in ((1, 1), (most, 1), (1, most))}
     return names | {("control", most): f"{size(p, most)}, minibatches of {minibatch(p)}"}
@@ -297,8 +298,8 @@ def show_encoders(d: Data, cells: Cells) -> Shown:
     cells=pqn_cells,
 )
 def show_pqn(d: Data, cells: Cells) -> Shown:
-    """Little in the return; and some of the measurements move as PPO's do: two of them, since of four one often does by
-    chance. All four are reported."""
+    """Checks that the return changes little and that at least two of four measurements move as PPO's do, since one
+    often does by chance. All four are reported."""
     c = d.p.factor
     names = {key: size(d.p, *key, script="pqn") for key in keys(cells)}
     envs, base = final(d, cells, (c, 1)), final(d, cells, (1, 1))
@@ -362,7 +363,7 @@ def show_gammas(d: Data, cells: Cells) -> Shown:
     cells=many_cells,
 )
 def show_many(d: Data, cells: Cells) -> Shown:
-    """Performance against N at a fixed number of environment steps."""
+    """Plots performance against N at a fixed count of environment steps."""
     factors = d.p.many_factors
     x = [f * d.p.base["num_envs"] for f in factors]
     words = {
@@ -371,7 +372,7 @@ def show_many(d: Data, cells: Cells) -> Shown:
     }
     lines = [iqm_points(d, cells, label, x, [(how, f) for f in factors]) for how, label in words.items()]
     base, half, most = final(d, cells, ("larger", 1)), factors[len(factors) // 2], factors[-1]
-    checks = [  # how the paper does it decides
+    checks = [  # the paper's way decides
         scores.better(f"final score, N × {f}, {how} minibatches, less the base", final(d, cells, (how, f)), base, above)
         for how, above in (("larger", 0.0), ("more", None))
         for f in (half, most)
@@ -386,7 +387,7 @@ def show_many(d: Data, cells: Cells) -> Shown:
     cells=more_data_cells,
 )
 def show_visited(d: Data, cells: Cells) -> Shown:
-    """Where N and K lead, in one plane for all of them."""
+    """Shows which observations different N and K lead to, all in one plane."""
     game, most = d.p.games[0], d.p.factors[-1]
     shown = ((1, 1), (1, most), (most, 1))
     found = visited.coverage(d, cells, d.p.games)
@@ -408,7 +409,7 @@ def show_visited(d: Data, cells: Cells) -> Shown:
     cells=more_data_cells,
 )
 def show_coverage(d: Data, cells: Cells) -> Shown:
-    """The share of cells against N and K."""
+    """Plots the share of visited cells against N and K."""
     found = visited.coverage(d, cells, d.p.games)
     factors = (1, *d.p.factors)
     panels = {}

@@ -1,6 +1,6 @@
-"""Mayor et al. 2025 (https://arxiv.org/abs/2506.03404): presets, and the runs of each figure by what varies in them.
+"""Presets for Mayor et al. 2025 (https://arxiv.org/abs/2506.03404), and each figure's runs by what varies in them.
 
-Cells are named (what varies, game). In the paper the number of minibatches stays, so that they grow with N and K.
+Cells have keys (what varies, game). In the paper the minibatch count stays fixed, so minibatches grow with N and K.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ ATARI_10 = (
 
 @dataclass(frozen=True)
 class Preset:
-    """Games, sizes and grids. N and K of the variants are factors of those of the base."""
+    """Games, sizes and grids of the runs. Variants multiply the base's N and K by factors."""
 
     about: str
-    games: tuple[str, ...]  # the first is shown where not all can be
-    base: dict[str, Any]  # flags of all runs of ppo.py
+    games: tuple[str, ...]  # the first is shown where only one can be
+    base: dict[str, Any]  # flags shared by all runs of ppo.py
     pqn: dict[str, Any]  # those of pqn.py
     total_timesteps: int
-    factor: int  # of N and K where one step up is enough
+    factor: int  # of N and K, where one step up is enough
     factors: tuple[int, ...]
     many_factors: tuple[int, ...]  # of N, where performance is plotted against it
-    reuse: tuple[tuple[int, int], ...]  # factors of (N, K) with which more epochs are tried
-    flat: tuple[int, int]  # N and K with as many transitions as the base, for more environments instead of steps
+    reuse: tuple[tuple[int, int], ...]  # factors of (N, K) at which more epochs are tried
+    flat: tuple[int, int]  # N and K with the base's count of transitions, but more environments and fewer steps
     gammas: tuple[float, ...]
     others: tuple[str, ...]  # the environments of another suite
     others_base: dict[str, Any]
@@ -52,7 +52,7 @@ PAPER_PQN = dict(
     anneal_lr=True, start_e=1.0, end_e=0.01, exploration_timesteps=250_000, network="cnn", hidden_sizes=(512,),
     num_seeds=5, num_eval_episodes=0,
 )  # fmt: skip
-PROCGEN = dict(learning_rate=5e-4, gamma=0.999, hidden_sizes=(256,))  # and a deeper network than ppo.py has
+PROCGEN = dict(learning_rate=5e-4, gamma=0.999, hidden_sizes=(256,))  # the paper also has a deeper network than ppo.py
 SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-3, num_devices=1)
 GRID = dict(factor=4, factors=(2, 4), many_factors=(1, 2, 4, 8, 16), gammas=(0.95, 0.99, 0.999))
 PRESETS = {
@@ -82,7 +82,7 @@ PRESETS = {
 
 
 def cell(p: Preset, script: str, game: str, **varied: Any) -> Cell:
-    """A run of the preset's base with other flags."""
+    """Makes a run of the preset's base flags and `varied`."""
     base = p.base if script == "ppo" else p.pqn
     flags = base | {"env_id": game, "total_timesteps": p.total_timesteps} | varied
     if "minibatch_size" in varied:
@@ -106,7 +106,7 @@ def other_cells(p: Preset) -> Cells:
 
 
 def sizes(p: Preset, factors: tuple[int, ...], script: str = "ppo") -> dict[Any, dict[str, Any]]:
-    """The base, more environments, longer rollouts, by (factor of N, factor of K)."""
+    """Returns the base, more environments and longer rollouts, by (factor of N, factor of K)."""
     base = p.base if script == "ppo" else p.pqn
     more = {(f, 1): {"num_envs": f * base["num_envs"]} for f in factors}
     longer = {(1, f): {"num_steps": f * base["num_steps"]} for f in factors}
@@ -123,7 +123,7 @@ def more_data_cells(p: Preset) -> Cells:
 
 
 def network_cells(p: Preset) -> Cells:
-    """And, as a control, more environments with as many gradient steps as the base: minibatches of its size."""
+    """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps."""
     most = p.factors[-1]
     control = {"num_envs": most * p.base["num_envs"], "minibatch_size": minibatch(p)}
     return for_games(p, sizes(p, (most,)) | {("control", most): control})
@@ -134,7 +134,7 @@ def minibatch(p: Preset) -> int:
 
 
 def reuse_cells(p: Preset) -> Cells:
-    """By (factor of E, factor of N, factor of K)."""
+    """Returns runs by (factor of E, factor of N, factor of K)."""
     epochs = {f: {"update_epochs": f * p.base["update_epochs"]} if f > 1 else {} for f in (1, *p.factors)}
     tried = {size: flags for size, flags in sizes(p, (p.factor,)).items() if size in p.reuse}
     variants = {(e, *size): more | flags for e, more in epochs.items() for size, flags in tried.items()}
@@ -142,7 +142,7 @@ def reuse_cells(p: Preset) -> Cells:
 
 
 def many_cells(p: Preset) -> Cells:
-    """By (how minibatches go with N, factor of N)."""
+    """Returns runs by (how minibatches scale with N, factor of N)."""
     envs = {f: {"num_envs": f * p.base["num_envs"]} if f > 1 else {} for f in p.many_factors}
     larger = {("larger", f): flags for f, flags in envs.items()}
     more = {("more", f): flags | ({"minibatch_size": minibatch(p)} if f > 1 else {}) for f, flags in envs.items()}
@@ -150,7 +150,7 @@ def many_cells(p: Preset) -> Cells:
 
 
 def encoder_cells(p: Preset) -> Cells:
-    """By (shared encoder, factor of N)."""
+    """Returns runs by (shared encoder, factor of N)."""
     envs = {1: {}, p.factor: {"num_envs": p.factor * p.base["num_envs"]}}
     return for_games(
         p, {(shared, f): flags | {"shared_encoder": shared} for shared in (True, False) for f, flags in envs.items()}
@@ -162,13 +162,13 @@ def pqn_cells(p: Preset) -> Cells:
 
 
 def rate_cells(p: Preset) -> Cells:
-    """By (factor of N, factor of the learning rate): none, the root of N's, N's."""
+    """Returns runs by (factor of N, factor of the learning rate: 1, the root of N's or N's)."""
     rate, envs, c = p.base["learning_rate"], p.base["num_envs"], p.factor
     grown = {(c, r): {"num_envs": c * envs, "learning_rate": rate * r} for r in (1, c**0.5, c)}
     return for_games(p, {(1, 1): {}} | grown)
 
 
 def gamma_cells(p: Preset) -> Cells:
-    """By (discount factor, factor of N)."""
+    """Returns runs by (discount factor, factor of N)."""
     envs = {1: {}, p.factor: {"num_envs": p.factor * p.base["num_envs"]}}
     return for_games(p, {(g, f): flags | {"gamma": g} for g in p.gammas for f, flags in envs.items()})

@@ -1,4 +1,4 @@
-"""Pictures of experiments: panels of curves, points or dots over seeds, and heat maps, with the claim as caption."""
+"""Draws experiments: panels of curves, points or dots over seeds, and heat maps, with the claim as caption."""
 
 import textwrap
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from common.run.plots import COLOURS, mean_and_ci
 
 
 class Line(NamedTuple):
-    """y [T, seeds] over x [T]: mean and shaded 95 % interval (curve, points), on a logarithmic axis of the logarithms;
-    a dot for each value (dots); or y [T, 3], an estimate and its interval (interval, interval points)."""
+    """A line of a panel: y [T, seeds] over x [T]. Curve and points show the mean and a shaded 95 % interval (of the
+    logarithms on a logarithmic axis), dots each value. For both interval kinds y [T, 3] is estimate, low and high."""
 
     label: str
     x: np.ndarray
@@ -21,7 +21,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What to draw: panels by title, in one row, with common axes."""
+    """A picture to draw: panels by title, in one row, with shared axes."""
 
     panels: dict[str, Sequence[Line]]
     x_label: str
@@ -30,12 +30,12 @@ class Picture(NamedTuple):
     log_y: bool = False
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
-    own_y: bool = False  # each panel has a y axis of its own, which its title names
+    own_y: bool = False  # each panel has its own y axis, named by its title
     shows: str = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
 
 
 class HeatMap(NamedTuple):
-    """values [rows, columns] with the names of both."""
+    """A heat map of values [rows, columns], with the names of both."""
 
     values: np.ndarray
     rows: Sequence[str]
@@ -47,14 +47,14 @@ class HeatMap(NamedTuple):
 
 
 def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> None:
-    """Draws into the picture file `out`."""
+    """Draws `what` into the picture file `out`."""
     import matplotlib
     from matplotlib.figure import Figure
 
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     with matplotlib.rc_context(style):
         columns = len(what.panels) if isinstance(what, Picture) else 1
-        width = max(5.2, 3.6 * columns) + 3.0  # with the legend at the right
+        width = max(5.2, 3.6 * columns) + 3.0  # 3.0 for the legend at the right
         text = textwrap.fill(caption, int(width * 14))
         figure = Figure(figsize=(width, 4.6 + 0.19 * text.count("\n")), layout="constrained")
         if isinstance(what, Picture):
@@ -83,7 +83,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.set_xlabel(picture.x_label)
         if column == 0:
             axes.set_ylabel(picture.y_label)
-        # Where there is nothing to draw yet, there are no limits.
+        # With nothing to draw yet, a logarithmic axis has no limits.
         if picture.log_x and any(np.any(line.x > 0) for line in lines):
             axes.set_xscale("log")
             if lines and all(line.kind.endswith("points") for line in lines):

@@ -1,4 +1,4 @@
-"""Scores over several games: 0 for a random policy, 1 for a human (Atari) or a reference agent (MinAtar), their
+"""Scores runs over several games (0 is a random policy, 1 a human on Atari or a reference agent on MinAtar), with their
 interquartile mean and its 95 % stratified bootstrap interval (Agarwal et al. 2021, through rliable).
 
     python -m experiments.scores runs/*            # any runs of any games, grouped by the flags in which they differ
@@ -18,19 +18,19 @@ from common.run.arguments import UsageError
 from experiments.verdicts import Check
 
 REPETITIONS = 2000  # of the bootstrap
-# Returns of a random policy and of what counts as 1.
-# Atari: random and human of Mnih et al. 2015 and Wang et al. 2016, with their no-op starts.
+# The returns that score 0 (a random policy) and 1.
+# Atari: random and human returns of Mnih et al. 2015 and Wang et al. 2016, with their no-op starts.
 ATARI = {
     "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "DoubleDunk": (-18.6, -16.4),
     "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3), "NameThisGame": (2292.3, 8049.0),
     "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0), "Riverraid": (1338.5, 17118.0),
 }  # fmt: skip
-# MinAtar has no human scores: what `python ppo.py --env-id GAME-MinAtar --total-timesteps 4194304 --seed 100` reaches
-# (Freeway with --num-envs 256: 2,500 steps are an episode).
+# MinAtar has no human scores. 1 is what `python ppo.py --env-id GAME-MinAtar --total-timesteps 4194304 --seed 100`
+# reaches (Freeway with --num-envs 256, because its episodes have 2,500 steps).
 MINATAR = {
     "Asterix": (0.52, 3.9), "Breakout": (0.40, 11.4), "Freeway": (0.39, 37.8), "SpaceInvaders": (4.2, 118.0),
 }  # fmt: skip
-# Procgen, hard: the ranges of Cobbe et al. 2020, table 1. The paper does not say which two it took.
+# Procgen, hard: the ranges in table 1 of Cobbe et al. 2020. Paper B does not say which two games it used.
 PROCGEN = {"Bigfish": (0.0, 40.0), "Starpilot": (1.5, 35.0)}
 SCALES = {f"envpool/{game}Hard-v0": scale for game, scale in PROCGEN.items()}
 SCALES |= {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
@@ -38,27 +38,27 @@ SCALES |= {f"{game}-MinAtar": scale for game, scale in MINATAR.items()}
 
 
 def scale(env_id: str) -> tuple[float, float]:
-    """The returns that are scores 0 and 1."""
+    """Returns the episode returns that are scores 0 and 1."""
     if env_id not in SCALES:
         raise UsageError(f"{env_id}: no scale for its returns in experiments/scores.py; there are {', '.join(SCALES)}")
     return SCALES[env_id]
 
 
 def aggregate(scores: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """Interquartile mean: the mean without the lowest and the highest quarter."""
+    """Returns the interquartile mean: the mean without the lowest and the highest quarter."""
     from scipy.stats import trim_mean
 
     return trim_mean(scores, 0.25, axis=axis)
 
 
 def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A statistic of one or more score matrices [seeds, games, ...] and its 95 % interval: seeds are drawn anew within
-    each game. -> estimate, low, high, of the statistic's shape. Not finite where a score is missing."""
+    """Computes a statistic of one or more score matrices [seeds, games, ...] and its 95 % interval, by resampling seeds
+    within each game. -> estimate, low, high, of the statistic's shape. Not finite if a score is missing."""
     estimate = np.atleast_1d(statistic(*scores))
     if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < 2:
         return estimate, *np.full((2, *estimate.shape), np.nan)
     library, before = rliable(), np.random.get_state()
-    np.random.seed(0)  # rliable draws from the global generator, whatever random_state it is given
+    np.random.seed(0)  # rliable draws from the global generator, even if given a random_state
     try:
         _, interval = library.get_interval_estimates(
             {"x": scores[0] if len(scores) == 1 else scores}, lambda *x: np.atleast_1d(statistic(*x)), reps=REPETITIONS
@@ -81,7 +81,7 @@ def rliable():
 
 
 def iqm(scores: np.ndarray) -> tuple[float, float, float]:
-    """Interquartile mean over all seeds and games, low and high end of its interval. scores: [seeds, games]."""
+    """Returns the interquartile mean over seeds and games, and both ends of its interval. scores: [seeds, games]."""
     return tuple(float(x[0]) for x in bootstrap(aggregate, scores))
 
 
@@ -89,25 +89,25 @@ def contrast(
     what: str, statistic: Callable[..., float], *scores: np.ndarray, above: float | None = None,
     below: float | None = None,
 ) -> Check:  # fmt: skip
-    """A check of a statistic of several score matrices [seeds, games]."""
+    """Checks a statistic of several score matrices [seeds, games]."""
     return Check(what, *(float(x[0]) for x in bootstrap(statistic, *scores)), above, below)
 
 
 def better(what: str, a: np.ndarray, b: np.ndarray, above: float | None = None, below: float | None = None) -> Check:
-    """The interquartile mean of a less that of b."""
+    """Checks the interquartile mean of a minus that of b."""
     return contrast(what, lambda x, y: aggregate(x) - aggregate(y), a, b, above=above, below=below)
 
 
 def higher(what: str, a: np.ndarray, b: np.ndarray, above: float | None = None, below: float | None = None) -> Check:
-    """The mean of a less that of b, of what has no common scale."""
+    """Checks the mean of a minus that of b, for values without a common scale."""
     return contrast(what, lambda x, y: x.mean() - y.mean(), a, b, above=above, below=below)
 
 
 def main(runs: Positional[tuple[Path, ...]]) -> None:
-    """Interquartile means of any runs.
+    """Prints the interquartile mean scores of any runs.
 
     Args:
-        runs: Folders of runs; those that differ only in game and seed are one row.
+        runs: Folders of runs; those that differ only in game and seed share a row.
     """
     records, groups, runs = [], {}, tuple(dict.fromkeys(run.resolve() for run in runs))
     for run in runs:
@@ -139,7 +139,7 @@ def main(runs: Positional[tuple[Path, ...]]) -> None:
 
 
 def group_labels(records: Sequence[dict]) -> list[str]:
-    """The flags in which the runs differ, seeds and games aside."""
+    """Labels each run with the flags in which the runs differ, apart from seeds and games."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
     same = {*plots.BOOKKEEPING, "env_id", "num_seeds"}
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in same]

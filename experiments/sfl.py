@@ -1,5 +1,5 @@
-"""Beukman et al. 2026 (https://arxiv.org/abs/2603.06009), section 6, appendices D to F, SFL on Kinetix: from the runs
-of each figure to its picture and checks. A score is a solve rate."""
+"""Turns runs of SFL on Kinetix into pictures and checks of the figures in Beukman et al. 2026
+(https://arxiv.org/abs/2603.06009), section 6 and appendices D to F. A score is a solve rate."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,11 +16,11 @@ from experiments.sfl_runs import Cells, com_cells, env_cells, filter_cells, mini
 from experiments.verdicts import Check, difference
 
 CITATION = paper_a.CITATION
-MARGIN = 0.05  # of solve rate: less is no difference
-FLAT = 0.02  # of solve rate in the second half of a run: less is a plateau
-SEEDS = 3  # as many as the paper has. Two would often agree by chance, and an interval without width decides
-RATES = (-0.02, 1.02)  # limits of an axis; intervals of two seeds are wider
-ENOUGH = {"s": 65536}  # environments, for this size of levels
+MARGIN = 0.05  # of solve rate; less does not count as a difference
+FLAT = 0.02  # of solve rate, in the second half of a run; gaining less is a plateau
+SEEDS = 3  # as in the paper; two would often agree by chance, and their interval without width would decide
+RATES = (-0.02, 1.02)  # axis limits, because intervals of two seeds are wider
+ENOUGH = {"s": 65536}  # environments, by size of levels
 HAND_DESIGNED = "eval/hand_designed/solve_rate"
 MINIBATCHES = "minibatches per epoch (--num-minibatches)"
 
@@ -30,36 +30,36 @@ figure = partial(register, FIGURES)
 
 
 def parts(cells: Cells, place: int) -> list[Any]:
-    """The values at this place of the keys: sizes, what varies, seeds."""
+    """Returns the distinct values at this place of the keys: sizes, what varies, seeds."""
     return list(dict.fromkeys(key[place] for key in cells))
 
 
 def of(cells: Cells, size: str, what: Any) -> list[Cell]:
-    """The runs of all seeds."""
+    """Returns the runs of all seeds."""
     return [run for key, run in cells.items() if key[:2] == (size, what)]
 
 
 def over_seeds(statistic: Callable[[Cell], np.ndarray], runs: Sequence[Cell]) -> np.ndarray:
-    """A statistic [seeds of a run] of all runs. -> [seeds]."""
+    """Joins a statistic [seeds of a run] of all runs. -> [seeds]."""
     return np.concatenate([statistic(run) for run in runs])
 
 
 def compare(what: str, a: np.ndarray, b: np.ndarray | float, **wanted: float) -> Check:
-    """`difference`, which decides nothing with less than SEEDS seeds."""
+    """Calls `difference`, but decides nothing with fewer than SEEDS seeds."""
     check = difference(what, a, b, **wanted)
     few = min(np.size(x) for x in (a, b) if np.ndim(x)) < SEEDS
     return check._replace(low=np.nan, high=np.nan) if few else check
 
 
 def joined(label: str, drawn: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:
-    """One line of several runs alike: x [T], y [T, seeds] of each. One that has not come as far ends earlier."""
+    """Joins runs that differ only in seed into one line: x [T], y [T, seeds] of each. Unfinished ones end earlier."""
     x = max((x for x, _ in drawn), key=len)
     pad = lambda y: np.pad(y, ((0, len(x) - len(y)), (0, 0)), constant_values=np.nan)  # noqa: E731
     return [Line(label, x, np.concatenate([pad(y) for _, y in drawn if len(y)], axis=1))] if len(x) else []
 
 
 def learning_curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None = None) -> Picture:
-    """Logarithmic where budgets differ, as they do by factors."""
+    """Draws a panel for each size. Steps are logarithmic if budgets differ, which they do by factors."""
     key, panels = key or d.p.performance, {}
     for size in parts(cells, 0):
         drawn = {what: [d.curve(run, key) for run in of(cells, size, what)] for what in parts(cells, 1)}
@@ -112,7 +112,7 @@ def show_envs(d: Data, cells: Cells) -> Shown:
     cells=env_cells,
 )
 def show_hand_designed(d: Data, cells: Cells) -> Shown:
-    """The same order; whether a curve stands still is lost in its noise."""
+    """Checks the order only: noise hides whether a curve stands still."""
     envs, checks = parts(cells, 1), []
     small, large = envs[0], envs[-1]
     for size in parts(cells, 0):
@@ -149,7 +149,7 @@ def show_minibatches(d: Data, cells: Cells) -> Shown:
 
 
 def speed(d: Data, run: Cell) -> np.ndarray:
-    """Steps per second of all seeds of a run, its median: a run has one speed. -> [1]."""
+    """Returns the median steps per second of a run, over all its seeds: a run has one speed. -> [1]."""
     return dict(run.flags)["num_seeds"] * np.median(d.part(run, "charts/SPS", 0.0, 1.0), axis=0)
 
 
@@ -160,7 +160,7 @@ def speed(d: Data, run: Cell) -> np.ndarray:
     cells=minibatch_cells,
 )
 def show_speed(d: Data, cells: Cells) -> Shown:
-    """The interval is over runs."""
+    """Compares speeds; intervals are over runs."""
     numbers, checks, lines = parts(cells, 1), [], []
     few, middle, many = numbers
     for size in parts(cells, 0):
@@ -179,12 +179,12 @@ def show_speed(d: Data, cells: Cells) -> Shown:
 
 
 def timed(d: Data, run: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """The performance by seconds since the start, compilation and searches included. -> [T], [T, seeds]."""
+    """Returns the performance by seconds since the start, including compilation and searches. -> [T], [T, seeds]."""
     return plots.series([line | {"global_step": line["time"]} for line in d.lines(run)], d.p.performance)
 
 
 def at(seconds: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """A curve at these times [n]; before its first value that one, which favours what is slow. -> [n, seeds]."""
+    """Interpolates a curve at times [n]; earlier ones get its first value, which favours slow runs. -> [n, seeds]."""
     x, y = curve
     return np.stack([np.interp(seconds, x, seed) for seed in y.T], axis=1)
 
@@ -196,8 +196,7 @@ def at(seconds: np.ndarray, curve: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     cells=minibatch_cells,
 )
 def show_clock(d: Data, cells: Cells) -> Shown:
-    """Compared is what there is when the first run is over: later a slow one is ahead because it was given
-    more time."""
+    """Compares runs when the first one is over: later, a slow run would be ahead because it was given more time."""
     few, middle, many = parts(cells, 1)
     panels: dict[str, list[Line]] = {}
     checks = []
@@ -218,8 +217,7 @@ def show_clock(d: Data, cells: Cells) -> Shown:
 
 
 def common_clock(label: str, runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:
-    """One line of several runs, which are evaluated at times of their own: from where all have begun to where one
-    ends."""
+    """Joins runs, each evaluated at its own times, into one line, from where all have begun to where one ends."""
     runs = [(x, y) for x, y in runs if len(x)]
     if not runs:
         return []
@@ -228,13 +226,13 @@ def common_clock(label: str, runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> l
 
 
 def plateau(d: Data, cells: Cells, size: str, what: str) -> Check:
-    """It gains nothing in the second half; a fall counts, too."""
+    """Checks that it gains nothing in the second half; a fall also counts."""
     gain = over_seeds(d.gain, of(cells, size, what))
     return compare(f"{panel(size)}: gain in the second half, {what}", gain, 0.0, below=FLAT)
 
 
 def ahead(d: Data, cells: Cells, size: str, first: str, second: str, gain: bool = False) -> Check:
-    """The first ends higher than the second, or gains more in the second half."""
+    """Checks that the first ends higher than the second or, with `gain`, gains more in the second half."""
     a, b = (over_seeds(d.gain if gain else d.final, of(cells, size, what)) for what in (first, second))
     kind = "gain in the second half" if gain else "final solve rate"
     return compare(f"{panel(size)}: {kind}, {first} less {second}", a, b, above=0.0)
@@ -247,7 +245,7 @@ def ahead(d: Data, cells: Cells, size: str, first: str, second: str, gain: bool 
     cells=rate_cells,
 )
 def show_rates(d: Data, cells: Cells) -> Shown:
-    """Too slow is what ends behind the largest N."""
+    """Counts a learning rate as too slow if it ends behind the largest N."""
     baseline, lower, largest = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):
@@ -266,7 +264,7 @@ def show_rates(d: Data, cells: Cells) -> Shown:
     cells=com_cells,
 )
 def show_coms(d: Data, cells: Cells) -> Shown:
-    """What counts is the largest COM."""
+    """Checks the largest COM only."""
     baseline, *_, com, _ = parts(cells, 1)
     checks = []
     for size in parts(cells, 0):

@@ -1,6 +1,6 @@
-"""Beukman et al. 2026, section 6: presets of SFL on Kinetix, and the runs of each figure by what varies in them.
+"""Presets of SFL on Kinetix (Beukman et al. 2026, section 6), and each figure's runs by what varies in them.
 
-Cells are named (size of the levels, what varies, seed). A seed is a run of its own where several at once would not fit.
+Cells have keys (size of the levels, what varies, seed). Each seed is its own run where several at once would not fit.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ LOW_RATE = 1e-5  # figure 17: a fifth of the base's
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of levels, numbers of environments and what varies at one of these."""
+    """Level sizes, environment counts, and what varies at one of these counts."""
 
     about: str
-    base: dict[str, Any]  # flags of all runs
+    base: dict[str, Any]  # flags shared by all runs
     sizes: tuple[str, ...]  # of levels, in figures 11 and 20
-    ablated: tuple[str, ...]  # those of them in figures 15 to 19
-    envs: dict[int, dict[str, Any]]  # N, from the smallest to the largest, with the flags that go with it
+    ablated: tuple[str, ...]  # the sizes among these in figures 15 to 19
+    envs: dict[int, dict[str, Any]]  # N from the smallest to the largest, each with the flags that go with it
     baseline: int  # the N of figures 17 to 19
-    minibatches: tuple[int, int, int]  # M at the largest N: few, as in all other figures, many
+    minibatches: tuple[int, int, int]  # M at the largest N: few, the M of all other figures, many
     coms: tuple[float, ...]  # figure 18
     more_candidates: int  # figure 19
     larger_buffer: int
-    seeds: tuple[int, ...]  # a run for each, of base["num_seeds"] seeds from there on
-    evaluations: int  # in a run
+    seeds: tuple[int, ...]  # each starts a run of base["num_seeds"] consecutive seeds
+    evaluations: int  # per run
     missing: str | None = None  # why its runs cannot be started, if they cannot
 
     performance = "eval/solve_rate"
@@ -37,7 +37,7 @@ class Preset:
         return max(self.envs)
 
     def scale(self, run: Cell) -> tuple[float, float]:
-        """A score is a solve rate."""
+        """Returns 0 and 1, since a score is a solve rate."""
         return 0.0, 1.0
 
 
@@ -52,7 +52,7 @@ TABLE_3 = {
     65536: dict(num_candidates=262144, buffer_every=32, buffer_size=8192),
     2**20: dict(num_candidates=4194304, buffer_every=2, buffer_size=8192),
 }
-# The paper trains the largest N for 10^12 steps and the smallest for more than 10^10; the rest is ours.
+# The paper trains the largest N for 10^12 steps and the smallest for more than 10^10; the others are our choice.
 BUDGETS = {2048: 2**35, 8192: 2**36, 65536: 2**38, 2**20: 2**40}
 SMALL_TABLE = dict(num_candidates=64, buffer_size=16, total_timesteps=2**15)
 PRESETS = {
@@ -73,7 +73,7 @@ PRESETS = {
         "plateaus take",
         base=TABLE_2 | dict(total_timesteps=2**29),
         sizes=("s", "m"), ablated=("s",),
-        envs={  # from 8192 on Table 3 searches every 537M steps, here every 67M, as at 2048
+        envs={  # from N = 8192 on, Table 3 searches every 537M steps; here it is every 67M, as at 2048
             2048: TABLE_3[2048],
             8192: dict(num_candidates=65536, buffer_every=32, buffer_size=4096),
             65536: dict(num_candidates=65536, buffer_every=4, buffer_size=4096, num_rollout_chunks=8),
@@ -95,14 +95,14 @@ Cells = dict[Any, Cell]
 
 
 def cell(p: Preset, size: str, seed: int, num_envs: int, **varied: Any) -> Cell:
-    """A run with this many environments and other flags."""
+    """Makes a run with this many environments and `varied`."""
     told = {"env_id": f"kinetix/{size}", "num_envs": num_envs}
     flags = p.base | told | p.envs[num_envs] | varied | {"seed": seed}
     if "num_minibatches" in varied:
         flags.pop("minibatch_size")
     num_updates = flags["total_timesteps"] // (num_envs * flags["num_steps"])
     every = max(1, num_updates // p.evaluations)
-    # What diverges goes on, as a result of its own.
+    # A run that diverges goes on, because divergence is a result as well.
     flags |= {"checkpoint_every": every, "keep_checkpoints": 1, "halt_on_nan": False}
     flags |= {"log_every": max(1, num_updates // 128), "eval_every": every}
     told |= {name: value for name, value in varied.items() if p.base.get(name) != value}
@@ -119,14 +119,14 @@ def for_seeds(p: Preset, sizes: tuple[str, ...], variants: dict[Any, dict[str, A
 
 
 def with_minibatches(p: Preset, number: int) -> dict[str, Any]:
-    """M minibatches at the largest N. As in appendix D, Adam's learning rate goes with the root of their size."""
+    """Returns flags for M minibatches at the largest N. Adam's rate scales with the root of their size (appendix D)."""
     size = p.largest * p.base["num_steps"] // number
     rate = p.base["learning_rate"] * (size / p.base["minibatch_size"]) ** 0.5
     return {"num_envs": p.largest, "num_minibatches": number, "learning_rate": float(f"{rate:.3g}")}
 
 
 def of_envs(p: Preset, number: int) -> dict[str, Any]:
-    """N environments, as all figures have them: the paper's recipe, but for the largest N."""
+    """Returns flags for N environments in all figures: the paper's recipe, except at the largest N."""
     return with_minibatches(p, p.minibatches[1]) if number == p.largest else {"num_envs": number}
 
 
@@ -139,7 +139,7 @@ def minibatch_cells(p: Preset) -> Cells:
 
 
 def against_the_largest(p: Preset, *changes: dict[str, Any]) -> Cells:
-    """The baseline, the same with each of these changes, and the largest N, named by their flags."""
+    """Returns the baseline, the baseline with each of these changes, and the largest N, keyed by their flags."""
     variants = {words({"num_envs": n}): of_envs(p, n) for n in (p.baseline, p.largest)}
     first, last = variants.items()
     changed = {words(change): of_envs(p, p.baseline) | change for change in changes}

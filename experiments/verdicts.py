@@ -1,4 +1,4 @@
-"""Does a claim hold? Differences with a 95 % interval over seeds, against thresholds."""
+"""Decides whether claims hold, by comparing 95 % intervals over seeds with thresholds."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -9,18 +9,18 @@ Outcome = Literal["holds", "does not hold", "not enough data", "reported"]
 
 
 class Check(NamedTuple):
-    """A statement that the data can bear out: an estimate with its 95 % interval, and where that has to lie."""
+    """A statement to test on the data: an estimate with its 95 % interval, and where that has to lie."""
 
     what: str
     estimate: float
     low: float
     high: float
     above: float | None = None  # the interval has to lie above this ...
-    below: float | None = None  # ... or below that; with neither, it is only reported
+    below: float | None = None  # ... or below this; with neither, it is only reported
 
     @property
     def outcome(self) -> Outcome:
-        """Holds or does not where the whole interval is on one side of the threshold."""
+        """Tells whether the check holds; decided only if the whole interval is on one side."""
         if self.above is None and self.below is None:
             return "reported"
         if not np.isfinite([self.low, self.high]).all():
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 def difference(
     what: str, a: np.ndarray, b: np.ndarray | float, above: float | None = None, below: float | None = None
 ) -> Check:
-    """Mean of a less mean of b, samples over seeds, with Welch's interval; b may be a known number."""
+    """Checks the mean of a minus that of b, samples over seeds, by Welch's interval; b may be a constant."""
     from scipy.special import stdtrit
 
     a, b = (np.asarray(x, np.float64) for x in (a, b))
@@ -58,12 +58,12 @@ def difference(
 
 
 def within(what: str, a: np.ndarray, b: np.ndarray | float, margin: float) -> list[Check]:
-    """The means are equal up to `margin`: two checks, one for each side."""
+    """Checks that the means are equal up to `margin`, by two checks, one for each side."""
     return [difference(what, a, b, above=-margin), difference(what, a, b, below=margin)]
 
 
 def verdict(checks: Sequence[Check]) -> Outcome:
-    """A claim holds if all its parts do, and does not if one of them does not."""
+    """Combines checks: the claim holds if all of them do, and does not hold if one does not."""
     outcomes = [check.outcome for check in checks if check.outcome != "reported"]
     if "does not hold" in outcomes:
         return "does not hold"

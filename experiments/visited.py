@@ -1,5 +1,5 @@
-"""What the policy of a finished run meets, as many transitions of every run: measurements of the network, which depend
-on how many there are, and a map of the observations (Mayor et al. 2025, appendix B)."""
+"""Measures the network, and maps the observations, on what a finished run's policy meets (Mayor et al. 2025, appendix
+B). Every run gives equally many transitions, because the measurements depend on their count."""
 
 import functools
 import importlib
@@ -16,19 +16,19 @@ from common.run.arguments import read_record, typed
 from experiments.data import Data
 from experiments.grid import Cell
 
-MEASURED = 2048  # transitions of each seed for the measurements
-SHOWN = 512  # observations among them for the map
+MEASURED = 2048  # transitions per seed for the measurements
+SHOWN = 512  # how many of their observations the map shows
 GRID = 32  # cells along each axis
 
 
 class Coverage(NamedTuple):
     points: dict[Any, np.ndarray]  # by (what varies, game): [seeds * SHOWN, 2]
-    shares: dict[Any, np.ndarray]  # of the cells that there are: [seeds]
+    shares: dict[Any, np.ndarray]  # visited share of all cells: [seeds]
     how: str
 
 
 def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
-    """All runs of a game in one plane, cut into one grid."""
+    """Maps all runs of a game into one plane, cut into one grid."""
     umap = importlib.util.find_spec("umap") is not None
     points, shares = {}, {}
     for game in games:
@@ -44,7 +44,7 @@ def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
 
 @functools.cache
 def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The observations of several runs in one plane. -> by name: points and their cells, [seeds, SHOWN, 2] each."""
+    """Maps observations of several runs into one plane. -> by name: points and their cells, [seeds, SHOWN, 2] each."""
     seen = [observations(folder, run) for run in runs]  # [seeds, SHOWN, features]
     plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32), umap)
     low, high = plane.min(0), plane.max(0)
@@ -58,7 +58,7 @@ def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tupl
 
 
 def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
-    """[n, features] -> [n, 2]."""
+    """Projects x into a plane. [n, features] -> [n, 2]."""
     if not umap:
         return np.asarray(metrics.pca(x))
     import warnings
@@ -71,7 +71,7 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
 
 
 def observations(folder: Path, run: Cell) -> np.ndarray:
-    """SHOWN observations of each seed of a finished run, [seeds, SHOWN, features]."""
+    """Returns SHOWN observations of each seed of a finished run, [seeds, SHOWN, features]."""
     file = folder / run.name / f"visited-{SHOWN}.npy"
     if not file.exists():
         collect(folder, run)
@@ -79,7 +79,7 @@ def observations(folder: Path, run: Cell) -> np.ndarray:
 
 
 def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
-    """`plasticity/...` of a finished run on MEASURED transitions, [seeds] each."""
+    """Returns `plasticity/...` of a finished run on MEASURED transitions, [seeds] each."""
     file = folder / run.name / f"measured-{MEASURED}.json"
     if not file.exists():
         collect(folder, run)
@@ -87,8 +87,8 @@ def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
 
 
 def collect(folder: Path, run: Cell) -> None:
-    """Goes on with the run at a learning rate of almost nothing, and keeps what its updates would measure on, and the
-    measurements, in the run's folder. Which script that is the grid says: what is in a run's folder is never run."""
+    """Continues the run at a learning rate of almost nothing, and saves observations from what updates measure on, and
+    the measurements, in its folder. The grid names the script: nothing in a run's folder is ever executed."""
     import jax
 
     from common import bits
@@ -109,7 +109,7 @@ def collect(folder: Path, run: Cell) -> None:
         )
         samples.append(rows)  # [(seeds,) n, ...] of all chunks and devices
         count += rows.target.shape[axis]
-    order = np.random.default_rng(0).permutation(count)[:MEASURED]  # of all updates alike
+    order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
     whole = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
     sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, axis), whole))
     values = jax.device_get(measure(state.learner, sample))

@@ -1,8 +1,9 @@
-"""How a run is kept. What a training script uses of it:
+"""How a run is kept. A training script uses these modules:
 
-arguments    its dataclass extends RunArgs and states bounds beside its fields: `num_envs: Positive[int] = 2048`
-run          main(train, Args) parses and calls; begin(args) resumes; Run is the folder, the loop, the end
-devices      puts the functions of one device on all of them; compares what a run will hold with their memory
-checkpoints  load(...) takes over the learned state of another run
+arguments    the script's Args extends RunArgs and declares bounds in its types: `num_envs: Positive[int] = 2048`
+run          main(train, Args) parses and calls; begin(args, script) resumes; Run is the folder, the loop, the end
+devices      puts the functions of one device on all of them
+memory       compares what a run will hold with the memory of the devices
+checkpoints  load_learner(...) takes over the learned state of another run
 tracking, plots, folder   used by Run: progress and wandb, the table and the picture, the folder and its lock
 """

@@ -1,4 +1,4 @@
-"""Checkpoints (orbax): complete or not there; a damaged one is named and the one before is used."""
+"""Checkpoints (orbax). Each is complete or absent; a damaged one is reported and the one before it is used."""
 
 import functools
 import logging
@@ -13,13 +13,13 @@ from common.run.tracking import say
 
 
 def checkpoint_updates(folder: Path) -> list[int]:
-    """The updates that have a complete checkpoint, ascending. Orbax writes under another name, then renames."""
+    """The updates that have a complete checkpoint, ascending. Orbax writes each under another name, then renames."""
     return sorted(int(f.name) for f in folder.iterdir() if f.name.isdecimal()) if folder.is_dir() else []
 
 
 @functools.cache
 def _orbax() -> Any:
-    """orbax, imported when the first checkpoint needs it. Its log repeats, with tracebacks, what we say in one line."""
+    """Import orbax on first use, and silence its log, which repeats our one-line messages with tracebacks."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     import orbax.checkpoint
@@ -28,7 +28,7 @@ def _orbax() -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of one run, named by their update. Saving goes on in the background."""
+    """The checkpoints of one run, named by their update, and saved in the background."""
 
     def __init__(self, folder: Path, keep: int):
         self.folder = folder
@@ -36,17 +36,17 @@ class Checkpoints:
         self._manager: Any = None
 
     def save(self, update: int, state: Any) -> None:
-        """Starts to save `state`; raises what went wrong now or in the save before. The state may be donated as soon as
-        this returns: orbax holds host copies, or on CPU views, and XLA donates no buffer that has a view."""
+        """Start to save `state`; raise what went wrong now or in the save before. The state may be donated once this
+        returns: orbax holds host copies or, on CPU, views, and XLA donates no buffer that has a view."""
         ocp = _orbax()
         if self._manager is None:
-            # Also removes what an interrupted save has left.
+            # This also removes what an interrupted save left.
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep or None, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
         self._try(lambda: self._manager.save(update, args=ocp.args.StandardSave(state), force=True))
 
     def wait(self) -> None:
-        """Waits until what was saved is on disk; raises what went wrong."""
+        """Wait until what was saved is on disk; raise what went wrong."""
         if self._manager is not None:
             self._try(self._manager.wait_until_finished)
 
@@ -54,11 +54,11 @@ class Checkpoints:
         try:
             action()
         except Exception:
-            self._manager = None  # a fresh one starts clean
+            self._manager = None  # a new one starts clean
             raise
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint, with those still being written."""
+        """The newest complete checkpoint, after waiting for the save in progress."""
         try:
             self.wait()
         except Exception as error:
@@ -68,7 +68,7 @@ class Checkpoints:
 
 
 def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[str, Any], list[int]]:
-    """What the flag `by` names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
+    """Find what the flag `by` names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
     folder, _, wanted = source.rpartition("@") if source.rpartition("@")[2].isdecimal() else (source, "", "")
     record = read_record(Path(folder), by)
     updates = checkpoint_updates(Path(folder) / "checkpoints")
@@ -79,8 +79,8 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
 
 
 def load_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | None = None) -> Any:
-    """The learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
-    structure, shapes and shardings. same: the flags that cannot change; may_lack: a field that is None if not there."""
+    """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
+    structure, shapes and shardings. same: the flags that cannot change; may_lack: a field that is None if missing."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs = typed(type(args), record["args"], where)
@@ -100,7 +100,7 @@ def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
     for update in reversed(updates):
         try:
             return any(entry.startswith(name + "/") for entry, _ in _entries(folder / "checkpoints" / str(update)))
-        except Exception:  # damaged: `restore_newest` will name it
+        except Exception:  # damaged: `restore_newest` will report it
             continue
     return False
 
@@ -108,7 +108,7 @@ def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
 def restore_newest(
     run: Path, updates: Sequence[int], like: Any, flag: str, partial: bool, hint: str = ""
 ) -> tuple[Any, int]:
-    """The newest of these checkpoints that is not damaged. -> state, update."""
+    """Restore the newest of these checkpoints that is not damaged. -> state, update."""
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
@@ -124,7 +124,7 @@ def restore_newest(
 
 
 def _mismatch(path: Path, like: Any, partial: bool) -> str | None:
-    """The first entry in which the checkpoint and `like` differ. Orbax alone would cast other dtypes silently."""
+    """The first entry in which the checkpoint and `like` differ. By itself, orbax would cast dtypes silently."""
     there = {name: (leaf.shape, leaf.dtype) for name, leaf in _entries(path) if hasattr(leaf, "shape")}
     here = {name: _stored_shape(leaf) for name, leaf in _named(like)}
     for name, (shape, dtype) in here.items():
@@ -149,7 +149,7 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _stored_shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
-    """Typed keys are stored as their words."""
+    """Shape and dtype on disk: typed keys are raw words."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return leaf.shape, leaf.dtype

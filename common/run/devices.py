@@ -1,4 +1,4 @@
-"""Which processes and devices a run uses, and how the functions of one device are put on all of them."""
+"""Choose the processes and devices of a run, and put the functions of one device on all of them."""
 
 import dataclasses
 import hashlib
@@ -19,13 +19,13 @@ from common.run.arguments import UsageError
 from common.run.tracking import say
 
 WHOLE = P()  # equal on all devices
-# XLA ends a process in which one CPU device has waited 40 s for another, as may happen on a busy machine.
+# XLA ends a process if a CPU device has waited 40 s for another, which can happen on a busy machine.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds", 3600
 
 
 def start(args: Any) -> None:
-    """Opens the compilation cache, makes the CPU devices and, with --distributed, meets the other processes. To be
-    called before anything else of JAX; from then on `jax.devices()` are those of all processes."""
+    """Open the compilation cache, make the CPU devices and, with --distributed, connect to the other processes. Call
+    this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
     flags = os.environ.get("XLA_FLAGS", "")
     if PATIENCE[0] not in flags:
@@ -37,10 +37,10 @@ def start(args: Any) -> None:
 
 
 def _make_cpu_devices(count: int) -> None:
-    # One CPU device runs what is no matrix product on one core: two devices made 1.1 x the steps on CartPole-v1.
+    # A CPU device uses one core for all but matrix products: two devices made 1.1 x the steps on CartPole-v1.
     try:
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX has made its devices already
+    except RuntimeError:  # JAX has already made its devices
         if jax.devices()[0].platform == "cpu" and jax.device_count() < count:
             say(
                 f"note: one CPU device for {count} cores, since something has started JAX before the script did (a "
@@ -49,7 +49,7 @@ def _make_cpu_devices(count: int) -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk, so that the second start of the same command compiles nothing."""
+    """Keep on disk what takes at least 1 s to compile, so that the same command compiles it only once."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "ppo-scaling" / "jax"))
@@ -58,14 +58,14 @@ def enable_compilation_cache() -> None:
 
 
 def _cores(distributed: bool) -> int:
-    """The CPU cores for this process. One that was started by hand cannot know that it shares its machine."""
+    """Count the CPU cores for this process. If started by hand, it cannot know that it shares its machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if not distributed:
         return cores
     env = os.environ
     if "SLURM_CPUS_PER_TASK" in env:
         return min(cores, int(env["SLURM_CPUS_PER_TASK"]))
-    if cores < os.cpu_count():  # bound to its own cores by the launcher
+    if cores < os.cpu_count():  # the launcher bound it to its own cores
         return cores
     processes = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") or env.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "2" or "2(x3),1"
     return max(1, cores // int(re.match(r"\d+", processes)[0]))
@@ -81,19 +81,19 @@ def _meet(args: Any) -> None:
             "--num-processes and --process-id"
         ) from None
     if jax.process_index() > 0:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process tells what all do)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process speaks for all)
     counts = [sum(d.process_index == p for d in jax.devices()) for p in range(jax.process_count())]
     if len(set(counts)) > 1:
         text = ", ".join(map(str, counts))
         raise UsageError(f"--distributed: the processes have {text} devices, must be equal (see JAX_NUM_CPU_DEVICES)")
-    # Other flags are another program, and two programs wait for each other forever.
+    # Different flags mean different programs, which would wait for each other forever.
     flags = repr(dataclasses.replace(args, process_id=None, num_processes=None, coordinator_address=None))
     if len(set(share(hashlib.sha256(flags.encode()).hexdigest()))) > 1:
         raise UsageError("--distributed: the processes were started with different flags")
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement was made on: CPU, the cores that this process may use, memory."""
+    """The machine of a measurement: CPU, the cores that this process may use, memory."""
     try:
         cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
     except (OSError, TypeError):
@@ -104,7 +104,7 @@ def machine() -> dict[str, Any]:
 
 
 def share(text: str) -> list[str]:
-    """What each process says here, in their order; at most 4096 bytes each. All have to call it."""
+    """Collect a text of at most 4096 bytes from each process, in order. All must call this."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental import multihost_utils
@@ -115,7 +115,7 @@ def share(text: str) -> list[str]:
 
 
 def together(action: Callable[[], Any]) -> Any:
-    """action() in each process. A UsageError in one is raised in all: the others would wait for it forever."""
+    """Run action() in each process. A UsageError in one is raised in all: the others would wait for it forever."""
     result, problem = None, ""
     try:
         result = action()
@@ -128,9 +128,9 @@ def together(action: Callable[[], Any]) -> Any:
 
 
 def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) -> list[jax.Device]:
-    """`wanted` devices, by default all or `at_most`; each of `sizes` has to divide by their number.
+    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`.
 
-    Left to choose, takes the largest number that does; raises UsageError where `wanted` does not.
+    The default is the largest count that does. If `wanted` does not, raise UsageError.
     """
     devices = jax.devices()
     if jax.process_count() > 1:
@@ -160,13 +160,13 @@ def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) 
 
 
 class OnDevices:
-    """Puts the program of one device on all `devices`, and of one seed on all seeds.
+    """Run the program of one device on all `devices`, and that of one seed for all seeds.
 
         on_devices = OnDevices(devices, args.num_seeds)
         step = on_devices(update, takes=(layout,), gives=(layout, P()), donate=0)
 
-    takes, gives: how arguments and results lie on the devices: P() for what is equal on all, split(axis) for what is
-    divided along an axis. Inside, psum, pmean and axis_index over "device" are where they meet.
+    takes, gives: how arguments and results are laid out: P() for those equal on all devices, split(axis) for those
+    divided along an axis. Inside, psum, pmean and axis_index over "device" are where devices meet.
     """
 
     def __init__(self, devices: list[jax.Device], num_seeds: int):
@@ -174,22 +174,22 @@ class OnDevices:
         self._num_seeds = num_seeds
 
     def split(self, axis: int) -> P:
-        """Divided over devices along `axis` of the shape that one seed's program sees."""
+        """Layout divided over devices along `axis` of the shape in one seed's program."""
         return P(*[None] * (axis + (self._num_seeds > 1)), "device")
 
     def __call__(
         self, function: Callable, takes: Any = WHOLE, gives: Any = WHOLE, over_seeds: Any = 0, donate: Any = ()
     ) -> Callable:
-        """Jitted. over_seeds: vmap's in_axes, None for arguments that all seeds share; donate: arguments given up."""
+        """Jit it. over_seeds: vmap's in_axes, None for arguments that all seeds share; donate: arguments to donate."""
         if self._num_seeds > 1:
             function = jax.vmap(function, in_axes=over_seeds)
         mapped = jax.shard_map(function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False)
         return jax.jit(mapped, donate_argnums=donate)
 
     def keys(self, seed: int) -> jax.Array:
-        """The random key of each seed from `seed` on, [num_seeds] or, of one seed, []; equal on all devices."""
+        """Random keys of the seeds from `seed` on, [num_seeds] or, for one seed, []; equal on all devices."""
         keys = jax.vmap(jax.random.key)(seed + jnp.arange(self._num_seeds))
         keys = keys if self._num_seeds > 1 else keys[0]
-        # By way of their words: JAX puts no typed key on the devices of other processes.
+        # As raw words, because JAX puts no typed key on the devices of other processes.
         words = jax.device_put(np.asarray(jax.random.key_data(keys)), NamedSharding(self._mesh, P()))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))

@@ -1,24 +1,24 @@
-"""To be imported before JAX: what it and OpenBLAS read when they start, and a Ctrl-C that always counts."""
+"""Settings that JAX and OpenBLAS read when they start, and a Ctrl-C that always works. Import this before JAX."""
 
 import os
 import signal
 import sys
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else XLA:CPU logs a page per program found in its cache
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else its threads and XLA's fight: SVDs took 400 ms instead of 1
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise XLA:CPU logs a page for each program in its cache
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise its threads fight XLA's: SVDs took 400 ms instead of 1
 
 
 def _unraisable(what: Any) -> None:
-    """Errors that Python can only print, since nothing has called what fails."""
-    if what.exc_type is KeyboardInterrupt:  # in JAX's callback of the garbage collector, which runs at any time
+    """Handle errors that Python can only print, because they have no caller."""
+    if what.exc_type is KeyboardInterrupt:  # in JAX's garbage-collector callback, which may run at any time
         signal.raise_signal(signal.SIGINT)
-    elif str(what.exc_value) != "Event loop is closed":  # tensorstore, once for each array of a save that has failed
+    elif str(what.exc_value) != "Event loop is closed":  # tensorstore, once for each array of a failed save
         sys.__unraisablehook__(what)
 
 
 def _uncaught(kind: type, error: BaseException, trace: Any) -> None:
-    """Nothing to learn from where an import was when it was interrupted."""
+    """Print no traceback for a Ctrl-C: where it hit an import is of no use."""
     if kind is KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     else:

@@ -1,4 +1,4 @@
-"""What a run will hold in memory, known before anything is compiled."""
+"""Estimate what a run will hold in memory, before anything is compiled."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ import jax
 from common.run.arguments import UsageError, divisors
 from common.run.devices import share, together
 
-Parts = dict[str, int]  # bytes over all devices, by what they are for
+Parts = dict[str, int]  # bytes over all devices, by purpose
 
 
 def tree_bytes(tree: Any) -> int:
@@ -24,41 +24,41 @@ def tree_bytes(tree: Any) -> int:
 
 
 def device_bytes(devices: list[jax.Device]) -> int:
-    """Memory that these devices of this machine together may use; for CPU devices what the machine has free."""
+    """Memory that these devices of this machine may use together; for CPU devices, what the machine has free."""
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * len(devices)
     try:
         free = int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
-    except (OSError, TypeError):  # not Linux: all of it
+    except (OSError, TypeError):  # not Linux: take all of it
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number
-        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # of a container or a Slurm job
+    with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # limit of a container or Slurm job
     return free
 
 
 def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> Parts:
-    """What an update in this number of chunks holds at its largest.
+    """Peak memory of an update in this many chunks.
 
-    state: shapes of the learner and the environments, all seeds; floats: numbers kept per transition, beside the
-    observation, the action and two flags; activations: numbers that the networks hold at a time per observation.
+    state: shapes of the learner and the environments, for all seeds; floats: floats kept per transition in addition to
+    observation, action and two flags; activations: floats that the networks hold at once per observation.
     """
     size, chunk = math.prod(env.obs_shape), args.num_seeds * args.num_envs // chunks
     stored = -(-size // 8) if env.obs_dtype.kind == "b" else size * env.obs_dtype.itemsize
     states = tree_bytes(state.environments)
     return {
-        "learner": 4 * args.num_devices * tree_bytes(state.learner),  # with gradients, and old and new
-        # All of them, and of the chunk at work the states after a step and what the network makes of them.
+        "learner": 4 * args.num_devices * tree_bytes(state.learner),  # old and new, and gradients
+        # All states; for the current chunk also those after a step, and what the network computes from them.
         "environments": states + states // chunks + 4 * chunk * (size + activations),
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
-        # One as floats, and what is kept of it for the gradient.
+        # One minibatch as floats, and what the gradient keeps of it.
         "minibatch": 4 * args.num_seeds * args.minibatch_size * (size + 2 * activations),
     }
 
 
 def check(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:
-    """Prints what `estimate` says; raises UsageError where the devices have less than an update or an evaluation needs.
-    The arguments are those of `estimate`."""
+    """Print what `estimate` says. Raise UsageError if the devices have less than an update or an evaluation needs. The
+    arguments are those of `estimate`."""
     fit(args, env, lambda chunks: estimate(args, env, state, floats, activations, chunks))
     each = tree_bytes(state.environments) // (args.num_seeds * args.num_envs)
     levels = env.suite.num_levels or 1
@@ -73,11 +73,11 @@ def check(args: Any, env: Any, state: Any, floats: int, activations: int) -> Non
 
 
 def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "") -> None:
-    """Prints what a run will hold, parts_in(number of chunks); raises UsageError where the devices of a machine have
-    less than their part of it. advice: what else to lower."""
+    """Print what a run will hold, parts_in(count of chunks). Raise UsageError if the devices of a machine have less
+    than their part of it. advice: what else to lower."""
     devices = jax.devices()[: args.num_devices]
     here = [device for device in devices if device.process_index == jax.process_index()]
-    # CPU memory is shared by the processes of one machine.
+    # The processes of one machine share its CPU memory.
     node = platform.node()
     sharing = share(node).count(node) if here[0].platform == "cpu" else 1
     limit = device_bytes(here) // sharing
@@ -109,6 +109,6 @@ def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "")
 
 
 def give_back() -> None:
-    """Returns to the system what compiling has left with glibc, 230 MB after ppo.py's update."""
+    """Return to the system what glibc kept after compiling, 230 MB after ppo.py's update."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

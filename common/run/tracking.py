@@ -1,4 +1,4 @@
-"""What a running training says: metrics pooled into lines, progress on the terminal, wandb."""
+"""What a training run reports: metrics pooled into lines, progress on the terminal, wandb."""
 
 import contextlib
 import math
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-# Means over episodes, of all or of a kind: charts/solve_rate, charts/fresh_solve_rate, ...
+# Means over all episodes or those of one kind: charts/solve_rate, charts/fresh_solve_rate, ...
 PER_EPISODE = re.compile("charts/(.+_)?(episodic_.+|solve_rate)")
-# An hour of lines at ten a second: enough to outlast a slow start, and no leak if wandb never comes.
+# An hour of lines at ten per second: outlasts a slow start of wandb, and leaks nothing if it never starts.
 QUEUE_SIZE = 36_000
 
 
 class GuardedStream:
-    """stdout or stderr whose reader may go away (a `tee` that dies, a closed terminal, a full disk): from then on what
-    is written is lost, and the program that writes goes on."""
+    """stdout or stderr, whose reader may go away (a `tee` that dies, a closed terminal, a full disk). From then on all
+    output is lost, but the program goes on."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -38,8 +38,8 @@ class GuardedStream:
     def _try(self, action: Any) -> None:
         try:
             action()
-        except (OSError, ValueError):  # ValueError: it is closed
-            # The descriptor, too: XLA writes there, and Python flushes it once more at the exit.
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            # Redirect the descriptor: XLA also writes there, and Python flushes it again at exit.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -48,11 +48,11 @@ class GuardedStream:
 
 
 def guard_output() -> None:
-    """Makes stdout and stderr such that writing to them never fails."""
+    """Make sure that writing to stdout and stderr never fails."""
     for descriptor, name in enumerate(("stdout", "stderr"), 1):
         stream = getattr(sys, name)
-        if stream is None:  # the descriptor was closed when Python started; a file opened next would get its number
-            stream = open(os.devnull, "w")  # noqa: SIM115 (open to the end)
+        if stream is None:  # the descriptor was closed when Python started; the next file opened would get its number
+            stream = open(os.devnull, "w")  # noqa: SIM115 (stays open)
             with contextlib.suppress(OSError):
                 if not _is_open(descriptor):
                     os.dup2(stream.fileno(), descriptor)
@@ -68,13 +68,13 @@ def _is_open(descriptor: int) -> bool:
 
 
 def say(message: str) -> None:
-    """Prints a line on stderr without breaking the progress bar."""
+    """Print a line on stderr without breaking the progress bar."""
     tqdm.write(message, file=sys.stderr)
 
 
 def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The metrics of several updates as one: means that leave out NaN; means over episodes are weighted by the number
-    of episodes, which itself is summed."""
+    """Average the metrics of several updates, ignoring NaN. Means over episodes are weighted by the count of episodes,
+    which itself is summed."""
     pooled = {}
     for key in dict.fromkeys(key for row in rows for key in row):
         having = [row for row in rows if key in row]
@@ -99,7 +99,7 @@ def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def plain(value: Any) -> Any:
-    """Numbers and (nested) lists of them as JSON allows: NaN and infinity become null."""
+    """Make numbers and (nested) lists of them valid JSON: NaN and infinity become null."""
     value = np.asarray(value).tolist()
     if isinstance(value, list):
         return [plain(v) for v in value]
@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
 
 
 class Progress:
-    """A bar on a terminal; elsewhere, in a log file, a line every ten seconds."""
+    """A bar on a terminal; elsewhere, as in a log file, a line every ten seconds."""
 
     def __init__(self, total: int, initial: int, visible: bool):
         on_terminal = sys.stderr.isatty()
@@ -121,7 +121,7 @@ class Progress:
         self._last = self._start
 
     def advance(self, step: int, shown: str) -> None:
-        """Moves to environment step `step`; `shown` is what to print beside it."""
+        """Move to environment step `step`, and print `shown` with it."""
         if not self._bar.disable:
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(step - self._bar.n)
@@ -138,9 +138,9 @@ class Progress:
 
 
 class Tracker:
-    """A wandb run, such that a wandb that fails or hangs can neither stop nor slow the training: everything that
-    touches it, its import included, happens in one daemon thread that reads a queue. `settings` are keyword arguments
-    of wandb.init."""
+    """A wandb run that cannot stop or slow the training if wandb fails or hangs: everything that touches wandb,
+    including its import, happens in one daemon thread that reads a queue. `settings` are keyword arguments of
+    wandb.init."""
 
     def __init__(self, settings: dict[str, Any], init_timeout: float = 60.0):
         self._settings = settings
@@ -151,21 +151,21 @@ class Tracker:
         self._thread.start()
 
     def log(self, line: dict[str, Any]) -> None:
-        """Sends one line of metrics.jsonl; its global_step is the step."""
+        """Send one line of metrics.jsonl; its global_step is the step."""
         self._put(("log", line))
 
     def video(self, key: str, file: Path) -> None:
-        """Sends a video file, at the step of the line before it."""
+        """Send a video file, at the step of the line before it."""
         self._put(("video", key, file))
 
     def close(self, timeout: float = 30.0) -> None:
-        """Finishes the wandb run, waiting at most `timeout` seconds for it."""
+        """Finish the wandb run, waiting at most `timeout` seconds for it."""
         self._put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._dead = True
-            # wandb would wait for itself once more, without limit, when the interpreter exits: its teardown, begun here
-            # in a thread that may be left behind, first takes that back.
+            # wandb would wait for itself again, without limit, when the interpreter exits. Its teardown cancels that
+            # first, so begin it here, in a thread that may be left behind.
             teardown = getattr(sys.modules.get("wandb"), "teardown", None)
             if teardown is not None:
                 waiting = threading.Thread(target=teardown, daemon=True)
@@ -203,13 +203,13 @@ class Tracker:
                 else:
                     run.log({item[1]: wandb.Video(str(item[2]), format="gif")}, step=step)
             run.finish()
-        except (Exception, SystemExit) as error:  # wandb ends some of its failures with sys.exit
+        except (Exception, SystemExit) as error:  # some failures make wandb call sys.exit
             self._fail(error or type(error).__name__)
 
 
 def flatten(line: dict[str, Any]) -> dict[str, float]:
-    """A line of metrics.jsonl in wandb's terms: the mean over seeds under the key itself, and every seed's value of
-    charts/ keys under seed_<i>/; without nulls."""
+    """Convert a line of metrics.jsonl for wandb: the mean over seeds under the key itself, each seed's value of charts/
+    keys under seed_<i>/, and no nulls."""
     flat = {}
     for key, value in line.items():
         if isinstance(value, list):

@@ -13,7 +13,7 @@ CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarCo
 
 
 def env_ids() -> list[str]:
-    """All ids that `make` knows."""
+    """All ids that gymnax knows."""
     import gymnax
 
     return list(gymnax.registered_envs)
@@ -31,7 +31,7 @@ class Gymnax:
 
         self.name = env_id
         self.env, self.params = gymnax.make(env_id)
-        # MinAtar's observations are ones and zeros; as bools they take a quarter of the rollout's memory.
+        # MinAtar's observations are ones and zeros; bools take a quarter of the memory of float32.
         self.binary = env_id.endswith("-MinAtar")
         self.can_draw = self.binary or env_id in CLASSIC_CONTROL
         observations = self.env.observation_space(self.params)
@@ -42,8 +42,8 @@ class Gymnax:
         else:
             low, high = (np.broadcast_to(np.asarray(x, np.float32), actions.shape) for x in (actions.low, actions.high))
             self.action_space = Box(low, high)
-        # Shapes without running anything. Some of gymnax's own states change their type from reset to step, which
-        # a compiled update would not take back.
+        # Get shapes without running anything. Some of gymnax's states change their type between reset and step,
+        # which a compiled update would not accept.
         obs, self.state_like = jax.eval_shape(self.env.reset_env, jax.random.key(0), self.params)
         obs = jax.eval_shape(self._observe, obs)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
@@ -61,11 +61,11 @@ class Gymnax:
         return self._strict(state), self._observe(obs)
 
     def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
-        """gymnax has no levels: a plain reset."""
+        """A plain reset, because gymnax has no levels."""
         return self.reset(key)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
-        """-> state, obs, reward, terminated, truncated, success."""
+        """Take a step. -> state, obs, reward, terminated, truncated, success."""
         native = action if isinstance(self.action_space, Box) else action[0]
         obs, state, reward, terminated, _ = self.env.step_env(key, state, native, self.params)
         truncated = self.env.is_truncated(state, self.params)
@@ -73,11 +73,11 @@ class Gymnax:
         return self._strict(state), self._observe(obs), reward, terminated, truncated, jnp.bool_(False)
 
     def frames(self, states: list[Any]) -> list[np.ndarray]:
-        """Pictures of an episode: MinAtar by colouring its channels, classic control by Gymnasium's renderer."""
+        """Pictures of an episode: MinAtar's channels in colours, classic control from Gymnasium's renderer."""
         if self.binary:
             return self._minatar_frames(states)
         for driver in ("SDL_AUDIODRIVER", "SDL_VIDEODRIVER"):
-            os.environ.setdefault(driver, "dummy")  # else pygame complains about machines without sound or screen
+            os.environ.setdefault(driver, "dummy")  # otherwise pygame complains if there is no sound or screen
         import gymnasium
         from gymnax.visualize.vis_gym import get_gym_state, set_gym_params
 
@@ -101,7 +101,7 @@ class Gymnax:
         pictures = []
         for state in states:
             obs = np.asarray(observe(state)) > 0.5
-            top_channel = obs.shape[-1] - 1 - obs[..., ::-1].argmax(-1)  # where channels overlap, the last one shows
+            top_channel = obs.shape[-1] - 1 - obs[..., ::-1].argmax(-1)  # if channels overlap, the last one shows
             picture = np.where(obs.any(-1)[..., None], colours[top_channel], 0.08)
             pictures.append(np.kron((255 * picture).astype(np.uint8), np.ones((20, 20, 1), np.uint8)))
         return pictures

@@ -1,6 +1,6 @@
-"""Kinetix (https://github.com/FLAIROx/Kinetix), 2D rigid-body control, as one environment without auto-reset.
+"""Kinetix (https://github.com/FLAIROx/Kinetix), 2D rigid-body control, as a single environment without auto-reset.
 
-Green must touch blue and must not touch red. Needs kinetix-env >= 3. Importing it takes 10 s, so it happens in `make`.
+Green must touch blue and must not touch red. Needs kinetix-env >= 3. Functions import it, because that takes 10 s.
 """
 
 import copy
@@ -24,21 +24,21 @@ import numpy as np
 from common.actions import Discrete
 from common.run.arguments import UsageError
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # else the packages that Kinetix imports warn of what it does not use
+logging.getLogger("absl").setLevel(logging.ERROR)  # otherwise Kinetix's imports warn about what it does not use
 
 SIZES = ("s", "m", "l")
-# Holds every locomotion level, at half the cost of size l. One circle, one joint and the thruster stay empty in all of
-# them, but Kinetix's sampler fails with a single circle.
+# Enough for every locomotion level, at half the cost of size l. One circle, one joint and the thruster stay empty in
+# all of them, but Kinetix's sampler fails with a single circle.
 LOCOMOTION_SIZES = {"num_polygons": 10, "num_circles": 2, "num_joints": 6, "num_thrusters": 1}
-# As Kinetix trains and evaluates by its configs/env/*.yaml; EnvParams and StaticEnvParams themselves say 0.1 and 1.
+# What Kinetix trains and evaluates with (its configs/env/*.yaml). EnvParams and StaticEnvParams default to 0.1 and 1.
 DENSE_REWARD_SCALE = 0.2
 FRAME_SKIP = 2
-# Nothing but evaluation uses this seed, so no run is ever trained on its evaluation levels by way of its own seed.
+# Only evaluation uses this seed, so the seed of a run never leads to training on the evaluation levels.
 EVALUATION_SEED = 1_000_003
-# Kinetix's defaults: of twice as many random levels it keeps those that doing nothing for 64 steps does not solve.
+# Kinetix's defaults: sample twice as many levels and keep those that doing nothing for 64 steps does not solve.
 NO_OP_FILTER = {"filter_levels": True, "level_filter_sample_ratio": 2, "level_filter_n_steps": 64}
-SAMPLE_BATCH = 64  # evaluation levels are sampled in batches, so that a smaller set is the beginning of a larger one
-# What Kinetix's sampler leaves as it is in an empty level (tests compare thousands), and what follows from the rest.
+SAMPLE_BATCH = 64  # evaluation levels are sampled in batches, so that a smaller set is the start of a larger one
+# Fields that Kinetix's sampler leaves as in an empty level (tests compare thousands), and one derived from the rest.
 SAME_IN_ALL_LEVELS = {
     *("acc_rr_manifolds", "acc_cr_manifolds", "acc_cc_manifolds", "acc_impulse", "acc_r_impulse", "velocity"),
     *("angular_velocity", "friction", "restitution", "collision_mode", "gravity", "motor_auto", "polygon_highlighted"),
@@ -48,7 +48,7 @@ DERIVED = "collision_matrix"
 
 
 def level_names() -> list[str]:
-    """All names that `make` takes. A hand-designed level is named with its size or, if that is unambiguous, without."""
+    """All names that `make` takes. Hand-designed levels are named with their size and, if unambiguous, also without."""
     files = _level_files()
     short = Counter(file.partition("/")[2] for file in files)
     return ["locomotion", *SIZES, *files, *(name for name, count in short.items() if count == 1)]
@@ -63,11 +63,11 @@ def _level_files() -> list[str]:
 
 
 def make(name: str, num_levels: int = 512) -> "Kinetix":
-    """`locomotion` (`num_levels` fixed levels), `s`, `m`, `l` (a new random level at each reset), or a level's name.
+    """Make `locomotion` (`num_levels` fixed levels), `s`, `m`, `l` (a random level at each reset), or a named level.
 
     Raises KeyError for any other name.
     """
-    import kinetix  # noqa: F401  (so that its absence is told before anything else; the package itself is empty)
+    import kinetix  # noqa: F401  (reports its absence before anything else; the package itself is empty)
 
     if name == "locomotion":
         return _make_locomotion(num_levels)
@@ -86,8 +86,8 @@ def _make_locomotion(num_levels: int) -> "Kinetix":
 
     def sample() -> Any:
         sample_level = make_reset_fn_custom_distribution("locomotion", EnvParams(), static_params, fn_kwargs={})
-        # One key per index: level i is the same in a set of 4 and in one of 512. The generator is named, since
-        # the level set must not follow the one that a run chooses for itself.
+        # One key per index: level i is the same in a set of 4 and in one of 512. The generator is fixed, because
+        # the level set must not depend on the one that a run chooses.
         key = jax.random.key(0, impl="threefry2x32")
         return jax.jit(jax.vmap(lambda i: sample_level(jax.random.fold_in(key, i))))(jnp.arange(num_levels))
 
@@ -115,7 +115,7 @@ def _make_hand_designed(name: str) -> "Kinetix":
 
 
 def check_level_names(names: tuple[str, ...], sizes: tuple[str, ...], flag: str) -> None:
-    """Raises UsageError for what is no hand-designed level of these sizes, s/h0_weak_thrust."""
+    """Raise UsageError unless all are hand-designed levels of these sizes (s/h0_weak_thrust)."""
     known = [file for file in _level_files() if file.partition("/")[0] in sizes]
     for name in names:
         if known and name not in known:
@@ -124,7 +124,7 @@ def check_level_names(names: tuple[str, ...], sizes: tuple[str, ...], flag: str)
 
 
 def make_entities(size: str) -> "Kinetix":
-    """Size s, m or l with entity observations, to be started on levels that `sample_filtered` has made."""
+    """Make size s, m or l with entity observations, to be started on levels from `sample_filtered`."""
     if find_spec("kinetix") is None:
         raise UsageError("kinetix is not installed; pip install -r requirements.txt")
     from kinetix.environment.env_state import EnvParams
@@ -137,7 +137,7 @@ def make_entities(size: str) -> "Kinetix":
 
 
 def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
-    """The levels that agents are compared on: the hand-designed ones of a size, then `num_random` filtered random ones,
+    """Make the levels for comparing agents: the hand-designed ones of a size, then `num_random` filtered random ones,
     the same in every run. -> environment with entity observations, the levels' names (h0_weak_thrust, random_0)."""
     from kinetix.util.saving import load_evaluation_levels
 
@@ -147,7 +147,7 @@ def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
 
     def sample() -> Any:
         batch = jax.jit(partial(suite.sample_filtered, num=SAMPLE_BATCH))
-        # The filter plays the levels: on a GPU it might, by its rounding, choose others.
+        # The filter plays the levels: a GPU's rounding might make it choose others.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
             keys = [jax.random.fold_in(key, i) for i in range(-(-num_random // SAMPLE_BATCH))]
@@ -163,7 +163,7 @@ def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
 
 
 def make_network(suite: "Kinetix", model: dict[str, Any]) -> Any:
-    """Kinetix's own network over the suite's entities, with these options of its configs/model."""
+    """Make Kinetix's own network over the suite's entities, with options from its configs/model."""
     from flax.serialization import to_state_dict
     from kinetix.environment.spaces import ActionType, ObservationType
     from kinetix.models import make_network_from_config
@@ -173,7 +173,7 @@ def make_network(suite: "Kinetix", model: dict[str, Any]) -> Any:
         "observation_type": ObservationType.SYMBOLIC_ENTITY,
         "static_env_params": to_state_dict(suite.static_params),
     }
-    return make_network_from_config(suite.env, suite.params, config, {})  # its default for the last is a shared dict
+    return make_network_from_config(suite.env, suite.params, config, {})  # the last argument defaults to a shared dict
 
 
 def is_published(folder: str) -> bool:
@@ -182,13 +182,13 @@ def is_published(folder: str) -> bool:
 
 
 def load_published(folder: str) -> tuple[Any, dict[str, Any]]:
-    """-> parameters, options of `make_network`."""
+    """Read a published checkpoint. -> parameters, options of `make_network`."""
     from kinetix.util.saving import load_pretrained_checkpoint
 
     try:
         params, config = load_pretrained_checkpoint(folder)
         model = config["model"]
-    except Exception as error:  # of json, safetensors, or a key that is not there
+    except Exception as error:  # from json or safetensors, or a missing key
         raise UsageError(f"--evaluate {folder}: cannot be read ({error!r})") from None
     if model.get("recurrent_model"):
         raise UsageError(f"--evaluate {folder}: a recurrent network; these are feed-forward")
@@ -212,7 +212,7 @@ class Kinetix:
         sample: Callable | None = None,
         entities: bool = False,
     ):
-        """`levels` (an EnvState of numpy arrays [L, ...]) or `sample` (key -> EnvState) says how to start."""
+        """Start on `levels` (an EnvState of numpy arrays [L, ...]) or on what `sample` (key -> EnvState) draws."""
         from kinetix.environment.env import make_kinetix_env
         from kinetix.environment.env_state import EnvParams
         from kinetix.environment.spaces import ActionType, ObservationType
@@ -220,8 +220,8 @@ class Kinetix:
         self.name, self.static_params, self.levels, self.sample = name, static_params, levels, sample
         self.num_levels = None if levels is None else len(levels.timestep)
         self.max_steps = EnvParams().max_timesteps
-        # Kinetix's `done` does not tell a time-out from an end. Without its time limit, which `step` keeps instead,
-        # it is true for green on blue, green on red and NaN only.
+        # Kinetix's `done` does not tell a time-out from an end. Here `step` keeps the time limit instead, so `done` is
+        # true only for green on blue, green on red and NaN.
         no_limit = int(np.iinfo(np.int32).max)
         self.params = EnvParams(max_timesteps=no_limit, dense_reward_scale=DENSE_REWARD_SCALE)
         kind = ObservationType.SYMBOLIC_ENTITY if entities else ObservationType.SYMBOLIC_FLAT
@@ -233,23 +233,23 @@ class Kinetix:
         self.action_space = Discrete(tuple(int(n) for n in sizes))
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        """Starts on one of the levels, or on a new random one. -> state, obs [O]."""
+        """Start on one of the levels, or on a new random one. -> state, obs [O]."""
         if self.levels is None:
             return self.start(self.sample(key))
         return self.start(self._level(jax.random.randint(key, (), 0, self.num_levels)))
 
     def reset_to(self, key: jax.Array, index: jax.Array) -> tuple[Any, jax.Array]:
-        """Starts on level `index`, the same one for every `key`. -> state, obs [O]."""
+        """Start on level `index`, the same one for every `key`. -> state, obs [O]."""
         if self.levels is None:
             level_key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
             return self.start(self.sample(jax.random.fold_in(level_key, index)))
         return self.start(self._level(index % self.num_levels))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
-        """action: int32 [6]. -> state, obs [O], reward, terminated, truncated, success. Never auto-resets."""
+        """Step without auto-reset. action: int32 [6]. -> state, obs [O], reward, terminated, truncated, success."""
         obs, state, reward, terminated, info = self.env.step_env(key, state, action, self.params)
-        # The simulation can blow up. Kinetix ends the episode and keeps NaN out of the observation; an event seen
-        # during the explosion proves nothing, so it neither pays nor counts.
+        # The simulation can blow up. Kinetix then ends the episode and keeps NaN out of the observation. An event seen
+        # during the explosion proves nothing, so it earns no reward and is no success.
         broken = jnp.stack([jnp.isnan(x).any() for x in jax.tree.leaves(state)]).any()
         reward = jnp.where(broken, 0.0, reward)
         truncated = (state.timestep >= self.max_steps) & ~terminated
@@ -270,8 +270,8 @@ class Kinetix:
         return jax.tree.map(lambda x: jnp.asarray(x)[index], self.levels)
 
     def start(self, level: Any) -> tuple[Any, jax.Array]:
-        """Starts on this level, an EnvState. -> state, obs: [O], or Kinetix's EntityObservation."""
-        # Kinetix's samplers leave weakly typed scalars behind, its step does not: loops need one type.
+        """Start on this level, an EnvState. -> state, obs: [O], or Kinetix's EntityObservation."""
+        # Kinetix's samplers return weakly typed scalars but its step does not, and loops need one type.
         state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), level)
         return state, self.env.get_obs(state)
 
@@ -282,7 +282,7 @@ class Kinetix:
         return other
 
     def sample_filtered(self, key: jax.Array, num: int) -> Any:
-        """Random levels [num] by Kinetix's sampler with its no-op filter, as an EnvState."""
+        """Random levels [num] from Kinetix's sampler with its no-op filter, as an EnvState."""
         return self._filtered(key, num)
 
     @cached_property
@@ -293,7 +293,7 @@ class Kinetix:
         return make_vmapped_filtered_level_sampler(self.sample, self.params, self.static_params, config, self.env)
 
     def pack(self, level: Any) -> jax.Array:
-        """A level of Kinetix's sampler in the fewest bytes that `unpack` makes the same level of, uint8 [bytes]."""
+        """Pack a level of Kinetix's sampler into the fewest bytes that `unpack` can restore it from, uint8 [bytes]."""
         parts = [_to_bytes(x) for x, kept in zip(jax.tree.leaves(level), self._kept, strict=True) if kept]
         return jnp.concatenate(parts)
 
@@ -312,13 +312,13 @@ class Kinetix:
 
     @cached_property
     def level_bytes(self) -> int:
-        """What `pack` needs for a level."""
+        """Bytes that `pack` needs for a level."""
         leaves = jax.tree.leaves(self.empty_level)
         return sum(_num_bytes(leaf) for leaf, kept in zip(leaves, self._kept, strict=True) if kept)
 
     @cached_property
     def empty_level(self) -> Any:
-        """A level with nothing but its floor and walls, of numpy arrays."""
+        """A level with nothing but its floor and walls, as numpy arrays."""
         from kinetix.environment.utils import create_empty_env
 
         with jax.ensure_compile_time_eval():
@@ -326,13 +326,13 @@ class Kinetix:
 
     @cached_property
     def _kept(self) -> list[bool]:
-        """Of each leaf of an EnvState, whether levels differ in it."""
+        """For each leaf of an EnvState, whether `pack` stores it."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.empty_level)[0]]
         return [not {key.name for key in path} & (SAME_IN_ALL_LEVELS | {DERIVED}) for path in paths]
 
 
 def _num_bytes(leaf: Any) -> int:
-    """Booleans take a bit, integers (roles, indices, bindings: all below 256) a byte, floats their four."""
+    """Bytes of a leaf: a bit per boolean, a byte per integer (role, index, binding: all below 256), 4 per float."""
     return {"b": -(-leaf.size // 8), "i": leaf.size, "f": 4 * leaf.size}[leaf.dtype.kind]
 
 
@@ -355,7 +355,7 @@ def _from_bytes(data: jax.Array, like: Any) -> jax.Array:
 def _cached(name: str, static_params: Any, num_levels: int, build: Callable[[], Any]) -> Any:
     """The levels that `build` makes, an EnvState of numpy arrays [num_levels, ...]; from disk if made before.
 
-    Sampling costs a long compilation, loading a hand-designed level a second.
+    Sampling takes a long compilation, and loading a hand-designed level a second.
     """
     from kinetix.environment.utils import create_empty_env
 
@@ -371,7 +371,7 @@ def _cached(name: str, static_params: Any, num_levels: int, build: Callable[[], 
         if [(array.shape, array.dtype) for array in arrays] == expected:
             return jax.tree.unflatten(structure, arrays)
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
-        pass  # missing or damaged: made again
+        pass  # missing or damaged: make it again
     levels = jax.device_get(build())
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -379,5 +379,5 @@ def _cached(name: str, static_params: Any, num_levels: int, build: Callable[[], 
             np.savez(Path(scratch) / path.name, *jax.tree.leaves(levels))
             os.replace(Path(scratch) / path.name, path)
     except OSError:
-        pass  # nowhere to write: made again next time
+        pass  # cannot write there: make it again next time
     return levels

@@ -1,4 +1,4 @@
-"""Kinetix's own networks over entities, as the scripts call a network: apply(params, obs) -> distribution, values."""
+"""Kinetix's own networks over entities, with the scripts' interface: apply(params, obs) -> distribution, values."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from common.actions import Categorical
 from common.run.arguments import UsageError
 from common.suites import kinetix
 
-# What Kinetix's configs/ have for the two networks.
+# Options of the two networks in Kinetix's configs/.
 TRANSFORMER = dict(
     actor_width=128, critic_width=128, actor_depth=5, critic_depth=5, activation="tanh", recurrent_model=False,
     num_heads=8, dropout_prob=0.0, permutation_invariant_mlp=False, transformer_depth=2, transformer_size=16,
@@ -22,8 +22,8 @@ PERMUTATION_INVARIANT = dict(
 )
 MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
 
-# Numbers that they hold at a time for an observation, when acting and for a gradient (XLA's own account on a CPU; m
-# by its number of entities).
+# Floats that they hold at once per observation, when acting and for a gradient (reported by XLA on a CPU; m estimated
+# from its count of entities).
 FLOATS = {
     "transformer": {"s": (8_600, 47_800), "m": (10_600, 63_000), "l": (17_700, 118_000)},
     "permutation-invariant": {"s": (3_200, 12_300), "m": (4_800, 18_000), "l": (9_600, 35_200)},
@@ -31,7 +31,7 @@ FLOATS = {
 
 
 class ActorCritic:
-    """Kinetix's network, feed-forward. Entities [B, ...] -> action distribution, values [B].
+    """Kinetix's feed-forward network. Entities [B, ...] -> action distribution, values [B].
 
     model: options of `kinetix.models.make_network_from_config`, such as those of a published checkpoint.
     """
@@ -42,8 +42,8 @@ class ActorCritic:
         self._example = lambda: jax.tree.map(lambda x: x[None], suite.start(suite.empty_level)[1])
 
     def init(self, key: jax.Array) -> Any:
-        """-> parameters, {"params": ...} as in a published checkpoint."""
-        # Kinetix's modules also sow what they see, which `init` returns beside the parameters.
+        """Initialise. -> parameters, {"params": ...} as in a published checkpoint."""
+        # Kinetix's modules also sow values, which `init` returns with the parameters.
         return {"params": self._module.init(key, None, self._inputs(self._example()))["params"]}
 
     def apply(self, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
@@ -52,7 +52,7 @@ class ActorCritic:
         return Categorical(logits, self._nvec), value[0]
 
     def hidden(self, params: Any, obs: Any) -> dict[str, Any]:
-        """Activations [B, width] of the dense layers after the entities' embedding, of the actor and of the critic."""
+        """Activations [B, width] of the dense layers after the entity embedding, for the actor and for the critic."""
         inner = lambda module, _: type(module).__name__ == "DenseAndActivation"  # noqa: E731
         _, found = self._module.apply(params, None, self._inputs(obs), capture_intermediates=inner, mutable=True)
         layers = [x[0] for x in jax.tree.leaves(found["intermediates"])]
@@ -61,13 +61,13 @@ class ActorCritic:
 
     @staticmethod
     def _inputs(obs: Any) -> tuple[Any, jax.Array]:
-        """Kinetix's networks want a leading time axis, and to know where episodes begin (for a recurrent network)."""
+        """Add the leading time axis and the episode starts (for recurrent networks) that Kinetix's networks expect."""
         obs = jax.tree.map(lambda x: x[None], obs)
         return obs, jnp.zeros(obs.polygons.shape[:2], bool)
 
 
 def load_published(folder: str, size: str) -> tuple[ActorCritic, Any]:
-    """A checkpoint in the format of Kinetix's published ones. -> network over the entities of this size, parameters."""
+    """Load a checkpoint in Kinetix's published format. -> network over the entities of this size, parameters."""
     params, model = kinetix.load_published(folder)
     network = ActorCritic(kinetix.make_entities(size), TRANSFORMER | model)
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, jax.eval_shape(network.init, jax.random.key(0))):
