@@ -16,6 +16,7 @@ import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,13 @@ from common.actions import Categorical
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.plots import read_lines
 from common.run.run import Run, begin, evaluate, evaluate_learner, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 from common.suites import kinetix
-from common.suites.kinetix_levels import LevelArgs, LevelPlayer, draw_success_rates, estimate_memory
-from common.suites.kinetix_network import MODELS, ActorCritic, load_published
+from common.suites.kinetix_levels import LevelArgs, LevelPlayer
+from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
 
 SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
 MEASURED = 2048  # --plasticity-every measures on this many of them
@@ -582,6 +584,26 @@ def settle_search(args: Args, num_devices: int) -> Args:
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
 
 
+def estimate_memory(args: Args, suite: kinetix.Kinetix, state: TrainState, chunks: int) -> memory.Parts:
+    """Like memory.estimate, for environments that restart in each update, and for searches. state: shapes,
+    all seeds."""
+    level, obs = jax.eval_shape(suite.start, suite.empty_level)
+    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
+    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
+    acting, learning = FLOATS[args.network][args.size]  # floats that the network holds at once per observation
+    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
+    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
+    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
+    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
+    return {
+        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
+        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
+        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
+        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
+        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
+    }
+
+
 def build(args: Args) -> tuple:
     """Put the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
@@ -633,6 +655,22 @@ def search(args: Args, env: envs.LevelEnv, programs: Any, run: Run, state: Train
     metrics |= {"search/seconds": seconds, "search/SPS": args.num_seeds * args.num_candidates * steps / seconds}
     run.write(index, metrics)
     return buffer
+
+
+def draw_success_rates(path: Path, buffer_every: int) -> None:
+    """success_rates.png of a run: of each search's candidates, and of the buffer's levels, the share at each p."""
+    from matplotlib.figure import Figure
+
+    lines = [line for line in read_lines(path) if "search/rate_0.0" in line]
+    if not lines:
+        return
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("search", "buffer"), strict=True):
+        shares = [[np.mean(line[f"{name}/rate_{rate:.1f}"]) for line in lines] for rate in RATES]
+        shown = axes.imshow(shares, vmin=0, vmax=1, origin="lower", aspect="auto", extent=(0, len(lines), -0.05, 1.05))
+        axes.set(xlabel=f"searches (one every {buffer_every} updates)", ylabel=f"{name}: success rate p")
+    figure.colorbar(shown, ax=figure.axes, label="share of levels")
+    figure.savefig(path / "success_rates.png", dpi=150)
 
 
 def evaluate_published(args: Args) -> Path:
@@ -691,7 +729,9 @@ def train(args: Args) -> Path:
             run.save_if_due(index, state)
             run.evaluate_if_due(index, player, state.learner)
         run.film_if_asked(lambda: player.film(state.learner, state.buffer))
-    draw_success_rates(run.path, ("search", "buffer"), RATES)
+    if run.is_main:
+        with suppress(OSError):  # a full disk costs the picture, not the run
+            draw_success_rates(run.path, args.buffer_every)
     run.finish()
     return run.path
 

@@ -1,24 +1,18 @@
-"""Evaluation on Kinetix's levels: scores by set and by level, gifs, success rates of a search."""
+"""Evaluation on Kinetix's levels: scores by set and by level, and gifs."""
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from common import bits
 from common.evaluation import Player, on_one_device, play, record
-from common.run import memory
 from common.run.arguments import NonNegative, RunArgs
-from common.run.plots import read_lines, series
 from common.run.tracking import say
 from common.suites import kinetix
-from common.suites.kinetix_network import FLOATS
 
 QUANTITIES = ("solve_rate", "episodic_return", "episodic_length")
 
@@ -123,48 +117,3 @@ class LevelPlayer(Player):
             solved, reward, length = (np.mean(scores[f"{level}/{x}"]) for x in QUANTITIES)
             lines.append(f"{level.removeprefix('levels/'):<{width}}  {solved:6.2f}  {reward:6.2f}  {length:6.1f}")
         return "".join(line + "\n" for line in lines)
-
-
-def estimate_memory(args: Any, suite: kinetix.Kinetix, state: Any, chunks: int) -> memory.Parts:
-    """Like memory.estimate, for environments that restart in each update, and for searches. state: the shapes of an
-    sfl_kinetix.TrainState for all seeds."""
-    level, obs = jax.eval_shape(suite.start, suite.empty_level)
-    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
-    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
-    acting, learning = FLOATS[args.network][args.size]  # floats that the network holds at once per observation
-    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
-    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
-    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
-    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
-    return {
-        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
-        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
-        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
-        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
-    }
-
-
-def draw_success_rates(run: Path, names: Sequence[str], rates: Sequence[float]) -> None:
-    """Draw success_rates.png of a run: one panel per name, one column per update, shaded by the share of levels at each
-    success rate, from the keys <name>/rate_<rate>. Draw nothing if these are missing."""
-    from matplotlib.figure import Figure
-
-    lines = read_lines(run)
-    figure = Figure(figsize=(5.4 * len(names), 4.0), layout="constrained")
-    for column, name in enumerate(names):
-        mine = [line for line in lines if f"{name}/rate_{rates[0]:.1f}" in line]
-        if not mine:
-            return
-        shares = np.array([series(mine, f"{name}/rate_{rate:.1f}")[1].mean(1) for rate in rates])
-        axes = figure.add_subplot(1, len(names), column + 1)
-        half = (rates[1] - rates[0]) / 2
-        edges = np.arange(shares.shape[1] + 1) - 0.5
-        mesh = axes.pcolormesh(edges, np.append(rates, rates[-1] + 2 * half) - half, shares, vmin=0, vmax=1)
-        ticks = np.unique(np.linspace(0, len(mine) - 1, 6).astype(int))
-        axes.set_xticks(ticks, [str(mine[i]["update"]) for i in ticks])
-        axes.set_xlabel("before update")
-        axes.set_ylabel(f"{name}: success rate")
-        figure.colorbar(mesh, ax=axes, label="share of levels")
-    with contextlib.suppress(OSError):  # a full disk costs only the picture
-        figure.savefig(run / "success_rates.png", dpi=150)
