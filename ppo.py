@@ -36,8 +36,8 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
-MEASURED = 2048  # --plasticity-every measures on this many of them
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
 
@@ -366,9 +366,9 @@ def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner,
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy = partial(forward, args, network, sample.obs_stats)
-    batch = gather_rows(sample.batch, MEASURED)
+    batch = gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
@@ -391,7 +391,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -480,9 +480,7 @@ def train(args: Args) -> Path:
         run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            if run.plasticity_due(index):
-                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
-                metrics |= jax.block_until_ready(measure(state.learner, sample))
+            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
             run.log(index, metrics)
             run.save_if_due(index, state)
             run.evaluate_if_due(index, player, state.learner)

@@ -10,7 +10,7 @@ the centre of mass --com in minibatch steps, sets the step size of the outer loo
 al. 2026 (https://arxiv.org/abs/2603.06009; our loss is their eq. 4) use it to show that some plateaus are too large a
 step. With COM 0 theta_prox is theta, and nothing is clipped. PPO's behaviour policy is on average update_epochs *
 num_minibatches / 2 steps old. Everything else is ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
-Pendulum-v1 after 2M steps: -690 ± 377 with --com 8, -173 ± 17 with 512 (95 % CI, 5 seeds, two CPU cores; figure 1a).
+Pendulum-v1 after 2M steps: -690 ± 377 with --com 8, -173 ± 17 with 512 (95 % CI, 5 seeds, one CPU core; figure 1a).
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -37,8 +37,8 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
-MEASURED = 2048  # --plasticity-every measures on this many of them
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
 
@@ -299,8 +299,8 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     With --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0.
     """
     weight = args.com / (1 + args.com) * proximal.weight + 1
-    share = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
-    return Proximal(jax.tree.map(lambda old, new: old + share * (new - old), proximal.params, params), weight)
+    new_weight = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
+    return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
 def ppo_loss(
@@ -408,9 +408,9 @@ def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner,
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy = partial(forward, args, network, sample.obs_stats)
-    batch = gather_rows(sample.batch, MEASURED)
+    batch = gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
@@ -433,7 +433,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -529,9 +529,7 @@ def train(args: Args) -> Path:
         run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            if run.plasticity_due(index):
-                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
-                metrics |= jax.block_until_ready(measure(state.learner, sample))
+            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
             run.log(index, metrics)
             run.save_if_due(index, state)
             run.evaluate_if_due(index, player, state.learner)

@@ -35,8 +35,8 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
-MEASURED = 2048  # --plasticity-every measures on this many of them
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # what --init-from cannot change
 RADAM = optax.scale_by_radam()  # `optimise` applies the learning rate, which changes per update
 
@@ -212,7 +212,9 @@ def epsilon_greedy(q: jax.Array, epsilon: jax.Array) -> Categorical:
 
 def exploration(args: Args, update: jax.Array) -> jax.Array:
     """Epsilon of an update: linear in environment steps from start_e to end_e, then constant."""
-    done = jnp.minimum(1.0, update * float(args.batch_size) / max(1.0, float(args.exploration_timesteps)))
+    if args.exploration_timesteps == 0:
+        return jnp.float32(args.end_e)
+    done = jnp.minimum(1.0, update * float(args.batch_size) / float(args.exploration_timesteps))
     return args.start_e + done * (args.end_e - args.start_e)
 
 
@@ -326,9 +328,9 @@ def measure_update(
 
 
 def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     q_of = partial(forward, args, network, sample.obs_stats)
-    batch = gather_rows(sample.batch, MEASURED)
+    batch = gather_rows(sample.batch, PLASTICITY_SAMPLE)
     q, sown = q_of(learner.params, batch.obs, mutable="intermediates")
     grad_fn = jax.grad(partial(q_loss, q_of), has_aux=True)
     return {
@@ -350,7 +352,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
     epsilon = exploration(args, state.update)
-    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -441,9 +443,7 @@ def train(args: Args) -> Path:
         run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            if run.plasticity_due(index):
-                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
-                metrics |= jax.block_until_ready(measure(state.learner, sample))
+            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
             run.log(index, metrics)
             run.save_if_due(index, state)
             run.evaluate_if_due(index, player, state.learner)

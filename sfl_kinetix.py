@@ -43,8 +43,8 @@ from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
 
-SAMPLE = 8192  # the KL of an update is measured on this many of its transitions (at least one per device and chunk)
-MEASURED = 2048  # --plasticity-every measures on this many of them
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("network",)  # what --init-from cannot change
 ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
@@ -141,6 +141,21 @@ class Args(LevelArgs):
         super().__post_init__()
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=16384)
+        # Not for --resume and --evaluate: the flags of the run, which may have these, come later.
+        if self.resume is None and self.evaluate is None:
+            self._refuse_idle_flags()
+
+    def _refuse_idle_flags(self) -> None:
+        """Refuse what would have no effect with the other flags."""
+        needs = {
+            "ewma_debias": (self.com is not None, "--com"),
+            "max_importance_ratio": (self.com is not None, "--com"),
+            "learnability_steps": (self.learnability_estimator == "window", "--learnability-estimator window"),
+            "learnability_episodes": (self.learnability_estimator == "episodes", "--learnability-estimator episodes"),
+        }
+        for name, (there, needed) in needs.items():
+            if name in self.named and not there:
+                raise UsageError(f"{arguments.flag(name)} {getattr(self, name)}: has no effect without {needed}")
 
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""
@@ -282,8 +297,8 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     With --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0.
     """
     weight = args.com / (1 + args.com) * proximal.weight + 1
-    share = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
-    return Proximal(jax.tree.map(lambda old, new: old + share * (new - old), proximal.params, params), weight)
+    new_weight = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
+    return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
 def ppo_loss(
@@ -397,8 +412,8 @@ def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner,
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, after an update and on MEASURED transitions of it. -> scalars."""
-    policy, batch = partial(forward, args, network), gather_rows(batch, MEASURED)
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    policy, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
     dist, _ = policy(learner.params, batch.obs)
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
@@ -427,7 +442,7 @@ def update(
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    sample_size = max(1, SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
     num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))
@@ -722,9 +737,7 @@ def train(args: Args) -> Path:
             if (index - 1) % turns == 0:
                 fresh = fresh_levels(index)
             state, metrics, sample = step(state, fresh)
-            if run.plasticity_due(index):
-                # Wait for it: two programs at once on several CPU devices could wait for each other forever.
-                metrics |= jax.block_until_ready(programs.measure(state.learner, sample))
+            metrics = run.measure_if_due(index, metrics, programs.measure, state.learner, sample)
             run.log(index, metrics)
             run.save_if_due(index, state)
             run.evaluate_if_due(index, player, state.learner)

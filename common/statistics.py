@@ -19,8 +19,11 @@ def standardise(x: jax.Array) -> jax.Array:
 
 
 def explained_variance(error: jax.Array, target: jax.Array) -> jax.Array:
-    """1 - Var(target - prediction) / Var(target), over all devices. error, target: [n] -> []."""
-    return 1 - moments(error)[1] / moments(target)[1]
+    """1 - Var(target - prediction) / Var(target), over all devices. NaN if all targets are equal, because there is
+    nothing to explain then. error, target: [n] -> []."""
+    # Not by their variance, which rounding may keep above 0.
+    constant = jax.lax.pmin(target.min(), "device") == jax.lax.pmax(target.max(), "device")
+    return jnp.where(constant, jnp.nan, 1 - moments(error)[1] / moments(target)[1])
 
 
 class RunningStats(NamedTuple):

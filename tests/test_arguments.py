@@ -189,6 +189,44 @@ def test_a_base_that_does_not_fit_is_what_is_blamed():
         arguments.apply_scaling(args)
 
 
+@pytest.mark.parametrize(
+    "scaling, size", [("more-minibatches", 48000), ("larger-minibatches", 52800), ("larger-minibatches-sqrt-lr", 52800)]
+)
+def test_scaling_is_exact(scaling, size):
+    """In floats, 48000 * (1650 / 1500) is not 52800. Of both 528,000 is a multiple."""
+    sizes = dict(base_num_envs=1500, num_envs=1650, minibatch_size=48000, num_steps=320, total_timesteps=10**8)
+    args = arguments.apply_scaling(ppo.Args(**sizes, scaling=scaling))
+    assert (args.minibatch_size, args.num_minibatches) == (size, 528000 // size)
+    rate = 1.1**0.5 if scaling == "larger-minibatches-sqrt-lr" else 1
+    assert args.learning_rate == pytest.approx(rate * ppo.Args().learning_rate)
+
+
+def test_half_a_transition_is_no_minibatch():
+    """A quarter of 6 transitions."""
+    args = ppo.Args(
+        base_num_envs=4, num_envs=6, num_steps=1, minibatch_size=1, scaling="larger-minibatches", total_timesteps=600
+    )
+    with pytest.raises(UsageError, match=r"minibatches of 1\.5 would not divide the 6 transitions"):
+        arguments.apply_scaling(args)
+
+
+CHOICES = [
+    (ppo, "--minibatch-size 4096", {"minibatch_size": 4096}),
+    (ppo, "--num-minibatches 32", {"num_minibatches": 32}),  # the default that follows from --minibatch-size
+    (ppo, "--num-envs=1024 --no-norm-adv --gamma 0.99", {"num_envs": 1024, "norm_adv": False, "gamma": 0.99}),
+    (pqn, "--total-timesteps 1000000", {"total_timesteps": 1000000}),
+    (pqn, "--exploration-timesteps 5", {"exploration_timesteps": 5}),
+]
+
+
+@pytest.mark.parametrize("script, words, chosen", CHOICES)
+def test_what_follows_from_a_choice_is_not_a_choice(script, words, chosen):
+    assert arguments.given(parse(script.Args, "", words.split())) == chosen
+    default = {field.name: field.default for field in fields(script.Args)}
+    without = {name: value for name, value in chosen.items() if value != default[name]}
+    assert arguments.given(script.Args(**chosen)) == without
+
+
 def test_few_updates_are_warned_of_and_gradient_steps_counted():
     few, many = (ppo.Args(total_timesteps=65536 * n) for n in (99, 100))
     assert "99 updates: nothing has time to happen" in arguments.describe(few)

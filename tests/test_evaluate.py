@@ -69,6 +69,35 @@ def test_a_flag_of_the_command_counts_even_at_its_default(trained):
 
 
 @pytest.mark.parametrize(
+    "flags, sizes",
+    [
+        ("--num-envs 4", {"num_envs": 4, "num_steps": 16, "num_rollout_chunks": 1}),
+        ("--num-envs 3 --num-steps 5", {"num_envs": 3, "num_steps": 5}),
+        ("--minibatch-size 32", {"num_envs": 8, "minibatch_size": 32, "num_minibatches": 4}),
+        ("--num-minibatches 4", {"num_envs": 8, "minibatch_size": 32, "num_minibatches": 4}),
+        ("--num-steps 128 --num-rollout-chunks 2", {"num_steps": 128, "num_rollout_chunks": 2, "num_minibatches": 2}),
+        ("--num-rollout-chunks 2", {"num_rollout_chunks": 2, "minibatch_size": 64}),
+    ],
+)
+def test_the_sizes_of_the_run_give_way_to_those_of_the_command(trained, flags, sizes):
+    """Whatever the run's minibatches were."""
+    script, path = trained
+    made = call(script, path.parent, "--evaluate", path, "--num-eval-episodes", 6, *flags.split())
+    record = json.loads((made / "args.json").read_text())["args"]
+    assert {name: record[name] for name in sizes} == sizes
+    assert scores(plots.read_lines(made)[0]) == scores(plots.read_lines(path)[-1])
+
+
+def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
+    """What follows from them with the other defaults of the script does not count."""
+    script, path = trained
+    sizes = {"--num-envs": 8, "--minibatch-size": 64, "--total-timesteps": 1280}
+    with pytest.raises(SystemExit) as end:
+        call(script, path.parent, "--resume", path, *(word for pair in sizes.items() for word in pair))
+    assert not end.value.code and "finished already, 10 of 10 updates" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "flags, said",
     [
         ("--evaluate RUN@7", "--evaluate RUN@7: its checkpoints are at updates 5, 10"),

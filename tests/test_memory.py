@@ -1,5 +1,7 @@
 """The estimate of memory before anything is compiled, against what XLA reports afterwards."""
 
+import math
+
 import jax
 import pytest
 
@@ -14,6 +16,49 @@ SIZES = {
     "one minibatch": {"env_id": "Breakout-MinAtar", "num_envs": 8192, "num_steps": 16, "num_minibatches": 1},
     "wide": {"env_id": "CartPole-v1", "num_envs": 262144, "num_steps": 16, "hidden_sizes": (256, 256)},
 }
+
+
+TREES = {  # /proc/self/cgroup, the limits in /sys/fs/cgroup, the smallest of those that count
+    "none": ("", {}, math.inf),
+    "version 2": (
+        "0::/system/job/step",
+        {"system/job/step/memory.max": "max", "system/job/memory.max": "300", "system/memory.max": "400",
+         "system/job/other/memory.max": "100"},
+        300,
+    ),
+    "version 2, no limit": ("0::/job", {"job/memory.max": "max"}, math.inf),
+    "version 2, a container that sees its own group as the top": ("0::/", {"memory.max": "700"}, 700),
+    "version 2, a container with the name of the group outside": ("0::/docker/abc", {"memory.max": "700"}, 700),
+    "version 2, a group above the namespace": ("0::/../../job", {"memory.max": "700"}, 700),
+    "version 1": (
+        "5:devices:/job\n4:cpuset,memory:/slurm/job:1/step\n1:name=systemd:/",
+        {"memory/slurm/job:1/step/memory.limit_in_bytes": "9223372036854771712",
+         "memory/slurm/job:1/memory.limit_in_bytes": "500", "memory/memory.limit_in_bytes": "9223372036854771712",
+         "devices/job/memory.limit_in_bytes": "1"},
+        500,
+    ),
+    "both": (
+        "4:memory:/a\n0::/b",
+        {"memory/a/memory.limit_in_bytes": "500", "unified/b/memory.max": "100", "b/memory.max": "400"},
+        400,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_the_limit_of_a_group_is_the_smallest_above_it(tmp_path, kind):
+    groups, limits, smallest = TREES[kind]
+    files = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": limit for name, limit in limits.items()}}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory.cgroup_limit(tmp_path) == smallest
+
+
+def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):
+    assert memory.cgroup_limit(tmp_path) == math.inf  # not Linux
+    monkeypatch.setattr(memory, "cgroup_limit", lambda: 12345)
+    assert memory.device_bytes(jax.devices()[:1]) == 12345
 
 
 @pytest.mark.parametrize("kind", SIZES)

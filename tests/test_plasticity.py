@@ -74,7 +74,7 @@ def trained(script):
     training.states, training.samples, training.rows = [training.init(training.keys)], [], []
     gather = on_devices(partial(gather_rows, size=64), 8, P(None, "device"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "SAMPLE", 64)
+        patch.setattr(script, "KL_SAMPLE", 64)
         for _ in range(3):
             state, _, sample = training.step(training.states[-1])
             training.states.append(state)

@@ -478,6 +478,20 @@ def test_explained_variance_by_hand_over_devices():
         np.testing.assert_allclose(explained, 1 - 0.75 / 1.25, rtol=1e-5)
 
 
+@pytest.mark.parametrize("target", [0.0, 0.1, -3e7])  # the mean of equal numbers need not be that number
+@pytest.mark.parametrize("error", [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 2.0]])
+def test_of_constant_targets_nothing_is_explained(target, error):
+    for number in (1, 2):
+        inputs = np.tile(np.float32(error), 257)[:1026], np.full(1026, target, np.float32)
+        assert np.isnan(on_devices(explained_variance, number, P("device"))(*inputs))
+
+
+def test_targets_that_differ_between_devices_only_are_not_constant():
+    """Each device has equal ones."""
+    error, target = np.float32([0, 0, 1, 1]), np.float32([0, 0, 2, 2])
+    np.testing.assert_allclose(on_devices(explained_variance, 2, P("device"))(error, target), 0.75, rtol=1e-5)
+
+
 def test_a_parameter_that_is_not_finite_is_reported():
     args = ARGS
     network = ppo.ActorCritic(args, Discrete((2,)))
@@ -671,7 +685,7 @@ def test_kl_is_that_of_the_policies_before_and_after_the_update():
 @pytest.mark.parametrize("chunks, devices, rows", [(1, 1, 24), (2, 1, 12), (2, 2, 6), (16, 2, 1)])
 def test_the_sample_has_as_many_rows_of_each_chunk_and_device(monkeypatch, chunks, devices, rows):
     """24 in all, but at least one of each. Noise draws every observation anew."""
-    monkeypatch.setattr(ppo, "SAMPLE", 24)
+    monkeypatch.setattr(ppo, "KL_SAMPLE", 24)
     args = replace(
         ARGS, num_envs=32, num_rollout_chunks=chunks, num_devices=devices, num_minibatches=16, minibatch_size=None,
         total_timesteps=256 * 4,

@@ -84,8 +84,16 @@ def test_epsilon_falls_in_environment_steps():
     np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.1, 0.1], rtol=1e-6)
     twice = replace(args, num_envs=16, minibatch_size=None, num_minibatches=None)
     np.testing.assert_allclose(pqn.exploration(twice, jnp.int32(1)), 0.4, rtol=1e-6)
-    assert float(pqn.exploration(replace(args, exploration_timesteps=0), jnp.int32(1))) == pytest.approx(0.1)
     assert pqn.Args(total_timesteps=2**22).exploration_timesteps == 2**22 // 10
+
+
+@pytest.mark.parametrize("timesteps", [0, 1, 64, 64 * 3])
+def test_epsilon_is_end_e_from_the_end_of_the_exploration_on(timesteps):
+    """In closed form; without any exploration also in update 0."""
+    args = replace(ARGS, start_e=1.0, end_e=0.1, exploration_timesteps=timesteps)
+    for update in range(5):
+        share = min(1.0, 64 * update / timesteps) if timesteps else 1.0
+        assert float(pqn.exploration(args, jnp.int32(update))) == pytest.approx(1.0 - 0.9 * share)
 
 
 def test_the_rollout_explores_as_much_as_it_says():

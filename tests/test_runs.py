@@ -314,6 +314,21 @@ def test_resumed_run_equals_a_straight_one(args, capsys):
     assert json.loads((broken / "summary.json").read_text())["updates"] == 10
 
 
+def test_a_script_that_was_edited_since_is_warned_of_and_the_run_goes_on(args, capsys):
+    paths = [train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)[0] for _ in range(3)]
+    same, edited, missing = (path / "source.py" for path in paths)
+    edited.write_text("# as it was\n")
+    missing.unlink()
+    for path in paths:
+        capsys.readouterr()
+        assert runs.begin(Args(resume=str(path)), __file__).resume and train(Args(resume=str(path)))[0] == path
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "version" in line]
+        said = f"warning: {path} was started with another version of test_runs.py; its own is {path}/source.py"
+        assert warnings == ([said] if path == edited.parent else [])
+        assert metrics_of(path)[-1]["update"] == 10
+    assert edited.read_text() == "# as it was\n" and same.read_text() == Path(__file__).read_text()
+
+
 @pytest.mark.parametrize("killed, asked", [(5, [5, 10]), (7, [10]), (10, [10])])
 def test_an_evaluation_that_a_kill_left_undone_is_made_when_the_run_goes_on(args, killed, asked):
     """After the checkpoint of update 5 or 10 and before its evaluation, or after both of 5."""
@@ -685,7 +700,7 @@ def test_speed_leaves_out_what_is_done_aside(args, monkeypatch):
     assert [line.get("charts/SPS") for line in lines] == [200, None, 200, None]
 
 
-def test_the_time_of_a_measurement_is_on_the_line_of_its_update(args, monkeypatch):
+def test_the_time_of_a_measurement_is_in_no_line(args, monkeypatch):
     """On a device of which only the dispatch is immediate."""
     clock, idle_from = [0.0], [0.0]
 
@@ -697,17 +712,20 @@ def test_the_time_of_a_measurement_is_on_the_line_of_its_update(args, monkeypatc
         clock[0] = max(clock[0], row["ready"])
         return {"losses/x": np.float32(1)}
 
+    def wait(row):
+        fetch(row)
+        return row
+
     run = run_of(args, 6, 100, plasticity_every=3)
     monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(runs.jax, "device_get", fetch)
+    monkeypatch.setattr(runs.jax, "block_until_ready", wait)
     run._clock = 0.0
     with run:
         for update in run.updates():
             ready = dispatch(1)
-            if run.plasticity_due(update):
-                clock[0] = ready = dispatch(9)  # and is waited for
-            run.log(update, {"ready": ready})
-    assert [line["charts/SPS"] for line in plots.read_lines(run.path)] == [100, 100, 10, 100, 100, 10]
+            run.log(update, run.measure_if_due(update, {"ready": ready}, lambda: {"ready": dispatch(9)}))
+    assert [line["charts/SPS"] for line in plots.read_lines(run.path)] == [100] * 6
 
 
 @pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import ppo
 import ppo_ewma
 import sfl_kinetix
 from common import envs
-from common.run import arguments
+from common.run import arguments, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic
@@ -57,7 +58,7 @@ def env_of(n):
 
 @pytest.mark.parametrize("estimator, factor", [("window", 1.0), ("episodes", 4 / 3)])
 def test_learnability_by_hand(estimator, factor):
-    args = replace(ARGS, learnability_estimator=estimator)
+    args = Args(learnability_estimator=estimator)
     rate, value = sfl_kinetix.learnability(args, jnp.array([0, 1, 2, 4, 0]), jnp.array([4, 4, 4, 4, 0]))
     np.testing.assert_allclose(rate, [0, 0.25, 0.5, 1, np.nan])
     np.testing.assert_allclose(value, factor * np.array([0, 3 / 16, 4 / 16, 0, np.nan]), rtol=1e-6)
@@ -89,7 +90,7 @@ def test_episodes_are_unbiased_on_bernoulli_levels_and_the_window_is_not():
     for p in (0.3, 0.7):
         levels = coins(p=np.full(n, p))
         for estimator, expected in (("window", window_mean(p)), ("episodes", p * (1 - p))):
-            args = replace(ARGS, learnability_estimator=estimator, learnability_steps=512, learnability_episodes=4)
+            args = Args(learnability_estimator=estimator, learnability_steps=512, learnability_episodes=4)
             _, value = sfl_kinetix.learnability(args, *play(args, levels))
             np.testing.assert_allclose(np.mean(value), expected, atol=0.009)  # standard errors of about 0.002
     assert abs(window_mean(0.3) - 0.21) > 0.05
@@ -97,10 +98,10 @@ def test_episodes_are_unbiased_on_bernoulli_levels_and_the_window_is_not():
 
 def test_only_the_first_episodes_count_where_their_number_is_fixed():
     levels = coins(p=[1.0, 0.0], quick=5.0, slow=7.0)
-    args = replace(ARGS, learnability_estimator="episodes", learnability_episodes=3)
+    args = Args(learnability_estimator="episodes", learnability_episodes=3)
     successes, episodes = play(args, levels)
     np.testing.assert_array_equal([successes, episodes], [[3, 0], [3, 3]])
-    successes, episodes = play(replace(args, learnability_estimator="window", learnability_steps=21), levels)
+    successes, episodes = play(Args(learnability_steps=21), levels)
     np.testing.assert_array_equal([successes, episodes], [[4, 0], [4, 3]])
 
 
@@ -188,7 +189,7 @@ def test_the_buffer_is_what_teaches():
     """Of levels with all success rates, those near a half are kept."""
     n = 256
     p = np.linspace(0, 1, n)
-    args = replace(ARGS, num_candidates=n, buffer_size=32, learnability_estimator="episodes", learnability_episodes=64)
+    args = Args(num_candidates=n, buffer_size=32, learnability_estimator="episodes", learnability_episodes=64)
     levels = pack(coins(p=p, quick=2.0, slow=3.0))[None]
 
     def run(levels, key):
@@ -282,7 +283,7 @@ def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):
 
 def test_the_sample_is_of_all_kinds_of_levels(toy, monkeypatch):
     """Where an update has many parts, each gives a transition or two; the first environments are the buffer's."""
-    monkeypatch.setattr(sfl_kinetix, "SAMPLE", 8)
+    monkeypatch.setattr(sfl_kinetix, "KL_SAMPLE", 8)
     seen = []
     flags = dict(num_envs=64, num_steps=1, minibatch_size=16, num_minibatches=None, num_rollout_chunks=4, num_devices=2)
     _, _, _, programs, keys = sfl_kinetix.build(replace(toy, search_batch=None, **flags))
@@ -472,12 +473,59 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
         ({"video_levels": ("m/arm_up",), "eval_sizes": ("s",)}, "--video-levels m/arm_up"),
         ({"learnability_steps": 1}, "--learnability-steps 1"),
         ({"evaluate": "nowhere"}, "--evaluate nowhere: not the folder of a run"),
+        ({"max_importance_ratio": 2.0}, "--max-importance-ratio 2.0: has no effect without --com"),
+        ({"ewma_debias": True}, "--ewma-debias True: has no effect without --com"),
+        (
+            {"learnability_estimator": "episodes"},
+            "--learnability-steps 9: has no effect without --learnability-estimator window",
+        ),
+        (
+            {"learnability_episodes": 8},
+            "--learnability-episodes 8: has no effect without --learnability-estimator episodes",
+        ),
     ],
 )
 def test_usage_errors(toy, flags, said):
     with pytest.raises(arguments.UsageError) as error:
         sfl_kinetix.train(replace(toy, **flags))
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_flags_that_have_an_effect_are_accepted():
+    Args(com=8.0, max_importance_ratio=2.0, ewma_debias=True)
+    Args(learnability_steps=256)
+    Args(learnability_estimator="episodes", learnability_episodes=8)
+
+
+def test_an_idle_flag_exits_with_2(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sfl_kinetix.py", "--max-importance-ratio", "2"])
+    with pytest.raises(SystemExit) as end:
+        runs.main(lambda args: pytest.fail("it trains"), Args)
+    said = "sfl_kinetix.py: error: --max-importance-ratio 2.0: has no effect without --com\n"
+    assert end.value.code == 2 and capsys.readouterr().err == said
+
+
+def test_a_run_that_has_an_idle_flag_is_resumed_and_evaluated(toy, tmp_path):
+    """Made before these were refused. And a command may name a flag whose other half is the run's."""
+    run = sfl_kinetix.train(replace(toy, num_eval_episodes=3, eval_sizes=("s",), run_name="old"))
+    record = json.loads((run / "args.json").read_text())
+    record["args"] |= {"max_importance_ratio": 2.0, "learnability_episodes": 8}
+    (run / "args.json").write_text(json.dumps(record))
+    (run / "summary.json").unlink()
+    words = ["--resume", str(run), "--max-importance-ratio", "2"]
+    kept = runs.begin(arguments.parse(Args, "", words), sfl_kinetix.__file__)
+    assert (kept.max_importance_ratio, kept.learnability_episodes, kept.com) == (2.0, 8, None)
+    assert sfl_kinetix.train(Args(resume=str(run))) == run
+    made = sfl_kinetix.train(Args(evaluate=str(run), num_eval_episodes=3, runs_dir=str(tmp_path)))
+    assert lines_of(made)[0]["eval/solve_rate"] == 0
+
+
+def test_a_search_of_the_run_need_not_fit_the_sizes_of_an_evaluation(toy, tmp_path):
+    """Its batches of 16 levels are no multiple of the 24 fresh ones of 48 environments."""
+    run = sfl_kinetix.train(replace(toy, num_eval_episodes=3, eval_sizes=("s",), run_name="trained"))
+    made = sfl_kinetix.train(Args(evaluate=str(run), num_envs=48, num_eval_episodes=3, runs_dir=str(tmp_path)))
+    assert lines_of(made)[0]["eval/solve_rate"] == 0
+    assert json.loads((made / "args.json").read_text())["args"]["num_envs"] == 48
 
 
 @pytest.mark.parametrize("every", [0, 2])

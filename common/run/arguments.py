@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import fractions
 import inspect
 import io
 import itertools
@@ -77,9 +78,12 @@ class LogArgs:
     wandb_mode: Literal["online", "offline"] = "online"
     """Whether wandb is online or offline. Offline needs no account and no network."""
 
-    named = frozenset()  # flags that the command line names, even with their defaults
+    named = frozenset()  # the fields that the user chose; `parse` takes them from the command line
 
     def __post_init__(self):
+        # Before anything is filled in: what follows from a choice is not a choice.
+        chosen = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default)
+        object.__setattr__(self, "named", frozenset(chosen))
         check(self)
 
 
@@ -260,11 +264,9 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
 
 
 def given(args: Any) -> dict[str, Any]:
-    """The fields that the user chose: those named on the command line, and those that differ from a default instance
-    (not from the fields' defaults, because __post_init__ may have filled some in)."""
-    default, names = type(args)(), [field.name for field in dataclasses.fields(args)]
-    chosen = [name for name in names if name in args.named or getattr(args, name) != getattr(default, name)]
-    return {name: getattr(args, name) for name in chosen}
+    """The fields that the user chose: those named on the command line, even with their defaults; without a command
+    line, those passed with something else than their defaults. Not what __post_init__ filled in."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.name in args.named}
 
 
 def _documented(hint: Any, text: str) -> Any:
@@ -392,13 +394,13 @@ def apply_scaling(args: Any) -> Any:
     """Apply --scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
     if args.scaling is None:
         return args
-    factor = args.num_envs / args.base_num_envs
+    factor = fractions.Fraction(args.num_envs, args.base_num_envs)  # exact: 48000 * 1.1 is no integer in floats
     size = args.minibatch_size if args.scaling == "more-minibatches" else args.minibatch_size * factor
     rate = args.learning_rate * (factor**0.5 if args.scaling == "larger-minibatches-sqrt-lr" else 1)
-    if args.batch_size % size:
+    if size.denominator > 1 or args.batch_size % size:
         raise UsageError(
-            f"--scaling {args.scaling} --base-num-envs {args.base_num_envs}: minibatches of {size:g} would not divide "
-            f"the {args.batch_size} transitions of --num-envs {args.num_envs}; take a divisor of it as the base"
+            f"--scaling {args.scaling} --base-num-envs {args.base_num_envs}: minibatches of {float(size):g} would not "
+            f"divide the {args.batch_size} transitions of --num-envs {args.num_envs}; take a divisor of it as the base"
         )
     print(f"scaling {args.scaling} from {args.base_num_envs} environments: learning rate {rate:.3g}")
     scaled = dict(scaling=None, minibatch_size=int(size), num_minibatches=None, learning_rate=rate)

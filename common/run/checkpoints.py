@@ -106,9 +106,9 @@ def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
 
 
 def restore_newest(
-    run: Path, updates: Sequence[int], like: Any, flag: str, partial: bool, hint: str = ""
+    run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str = ""
 ) -> tuple[Any, int]:
-    """Restore the newest of these checkpoints that is not damaged. -> state, update."""
+    """Restore the newest of these checkpoints that is not damaged. `where` begins an error. -> state, update."""
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
@@ -118,9 +118,9 @@ def restore_newest(
             say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
             continue
         if problem:
-            raise UsageError(f"{flag}: {problem}{hint or '; the same network and environment flags are needed'}")
+            raise UsageError(f"{where}: {problem}{hint or '; the same network and environment flags are needed'}")
         return state, update
-    raise UsageError(f"{flag}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+    raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
 
 
 def _mismatch(path: Path, like: Any, partial: bool) -> str | None:

@@ -69,9 +69,16 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
 def _evaluated(args: Any, script: str) -> Any:
     kind, where = type(args), f"--evaluate {args.evaluate}"
     _, record, _ = find_checkpoint(args.evaluate, "--evaluate")
+    saved, chosen = _saved(kind, record, where), given(args)
+    if chosen.keys() & {"num_envs", "num_steps", "minibatch_size", "num_minibatches"}:
+        # How the run's updates and searches are split may not fit these. Nothing is trained, so few parts will do.
+        parts = chosen.get("num_rollout_chunks", 1)
+        count = None if "minibatch_size" in chosen else parts
+        split = {"minibatch_size": None, "num_minibatches": count, "num_rollout_chunks": parts, "search_batch": None}
+        saved |= {name: value for name, value in split.items() if name in saved}
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
     one = {"num_devices": 1} if hasattr(args, "num_devices") else {}
-    return kind(**{**_saved(kind, record, where), **here, **given(args), **one})
+    return kind(**{**saved, **here, **chosen, **one})
 
 
 def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def make(args: Any, script: str) -> Path:
     name = args.run_name or f"{args.env_id.replace('/', '-')}__{Path(script).stem}__{args.seed}__{now}"
     path = Path(args.runs_dir) / name
 
-    def make() -> Path:
+    def make_here() -> Path:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             made = _make_unique(path, fixed=args.run_name is not None)
@@ -122,7 +129,7 @@ def make(args: Any, script: str) -> Path:
                 f"--runs-dir {args.runs_dir}: cannot make {path} ({error.strerror}); name another"
             ) from None
 
-    made = devices.together(lambda: make() if jax.process_index() == 0 else path)
+    made = devices.together(lambda: make_here() if jax.process_index() == 0 else path)
     return Path(devices.share(str(made))[0])
 
 

@@ -32,9 +32,30 @@ def device_bytes(devices: list[jax.Device]) -> int:
         free = int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
     except (OSError, TypeError):  # not Linux: take all of it
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # limit of a container or Slurm job
-    return free
+    return min(free, cgroup_limit())
+
+
+def cgroup_limit(root: Path = Path("/")) -> float:
+    """The memory limit of this process's container or Slurm job: the smallest of its cgroup's and those of the groups
+    around it. Infinite if there is none. root: where /proc and /sys are."""
+    limits, mount = [math.inf], root / "sys/fs/cgroup"
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # not Linux
+        return math.inf
+    for _, controllers, path in groups:
+        if controllers == "":  # version 2
+            top, name = mount, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = mount / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's; then only the top of it is there.
+        inner = top / path.lstrip("/")
+        for group in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
+                limits.append(int((group / name).read_text()))
+    return min(limits)
 
 
 def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> Parts:

@@ -158,6 +158,7 @@ class Run:
         self._lock = folder.lock(self.path)
         if self.args.resume:
             self.record = read_record(self.path, "--resume")
+            self._warn_if_edited()
         else:
             self.record = folder.make_record(self.args, self._script)
             try:
@@ -165,6 +166,13 @@ class Run:
             except OSError as error:
                 raise UsageError(f"--runs-dir {self.args.runs_dir}: cannot write there ({error.strerror})") from None
         say(f"run: {self.path}")
+
+    def _warn_if_edited(self) -> None:
+        script, kept = Path(self._script), self.path / "source.py"
+        with contextlib.suppress(OSError):
+            # Empty where `lock` has just made it.
+            if kept.stat().st_size and kept.read_bytes() != script.read_bytes():
+                say(f"warning: {self.path} was started with another version of {script.name}; its own is {kept}")
 
     def _write_record(self) -> None:
         folder.write_json(self.path / "args.json", self.record)
@@ -271,8 +279,7 @@ class Run:
         the device always has work, but never more than two updates. `finite` is not written; if it is False,
         --halt-on-nan raises Diverged. In lines of several updates, charts/episodic_... and charts/..._episodic_... are
         weighted by the charts/num_episodes and charts/..._num_episodes over which they are means."""
-        pending, self._pending = self._pending, (update, metrics)
-        self._take(pending)
+        self._take(following=(update, metrics))
         if jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
@@ -283,8 +290,7 @@ class Run:
     def aside(self) -> Iterator[None]:
         """Context for work that is not training. It begins when the update before is over, and charts/SPS leaves out
         its time."""
-        pending, self._pending = self._pending, None
-        self._take(pending)
+        self._take()
         yield
         self._clock = time.perf_counter()
 
@@ -307,8 +313,9 @@ class Run:
         self._write_record()
         self._file = None
 
-    def _take(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
-        """Wait for an update, keep its metrics and write them when a line is due."""
+    def _take(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
+        """Wait for the pending update, keep its metrics and write them when due. `following` is pending from now on."""
+        pending, self._pending = self._pending, following
         if pending is None:
             return
         update, row = pending[0], jax.device_get(pending[1])
@@ -427,15 +434,20 @@ class Run:
         if self._tracker is not None:
             self._tracker.video(f"videos/{name}", file)
 
-    def plasticity_due(self, update: int) -> bool:
-        """Whether to measure: every --plasticity-every updates and at the last one; never if that is 0. If so, take the
-        update before first, so that its line shows its own time without that of the measurement."""
+    def measure_if_due(self, update: int, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict:
+        """Add measure(*inputs) to the metrics of the update just dispatched, every --plasticity-every updates and at
+        the last one; never if that is 0. charts/SPS leaves out its time."""
         every = self.args.plasticity_every
-        due = every > 0 and (update % every == 0 or update == self.num_updates)
-        if due:
-            pending, self._pending = self._pending, None
-            self._take(pending)
-        return due
+        if every == 0 or (update % every and update != self.num_updates):
+            return metrics
+        self._take()
+        # Wait for the update, and then for the measurement: two programs at once on several CPU devices could wait for
+        # each other forever.
+        metrics = jax.block_until_ready(metrics)
+        self._busy += time.perf_counter() - self._clock
+        measured = jax.block_until_ready(measure(*inputs))
+        self._clock = time.perf_counter()
+        return metrics | measured
 
     def compile(self, function: Any, *args: Any) -> Any:
         """Compile a jitted function for these arguments if there is an update to do; record how long it took."""
