@@ -26,11 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics
+from common.products import PRODUCTS
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
 from common.run.run import Run, begin, evaluate, main
@@ -40,7 +42,7 @@ from common.shuffle import random_permutation
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
-ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
+ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Args(RunArgs):
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
 
@@ -139,17 +143,18 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         activation = {"tanh": nn.tanh, "relu": nn.relu}[self.args.activation]
-        init = nn.initializers.orthogonal(np.sqrt(2))
+        init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
+        dense = partial(nn.Dense, kernel_init=init, dot_general=product)
         x = obs.astype(jnp.float32)
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
             height, width = x.shape[1] - 2, x.shape[2] - 2
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(nn.Dense(16, kernel_init=init, name="conv")(jnp.concatenate(views, axis=-1)))
+            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=init)(x))
+            x = activation(dense(size)(x))
             self.sow("intermediates", "hidden", x)
         return x
 
@@ -320,27 +325,26 @@ def ppo_loss(
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
     ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
     clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
-    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage).mean()
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
-    value_loss = 0.5 * value_error.mean()
-    entropy = dist.entropy().mean()
-    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    value_loss, entropy = 0.5 * value_error, dist.entropy()
+    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
     k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
-    return loss, {
+    parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
-        "losses/approx_kl": k3(log_weight + log_ratio).mean(),
-        "losses/clipfrac": (jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps).mean(),
-        "ewma/kl": proximal_dist.kl(dist).mean(),
-        "ewma/behaviour_kl": k3(log_weight).mean(),
-        "ewma/max_ratio": jnp.exp(log_ratio).max(),
-        "ewma/max_behaviour_ratio": jnp.exp(log_weight).max(),
-        "ewma/boundfrac": (log_weight > bound).mean(),
+        "losses/approx_kl": k3(log_weight + log_ratio),
+        "losses/clipfrac": jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps,
+        "ewma/kl": proximal_dist.kl(dist),
+        "ewma/behaviour_kl": k3(log_weight),
+        "ewma/boundfrac": log_weight > bound,
     }
+    largest = {"ewma/max_ratio": jnp.exp(log_ratio).max(), "ewma/max_behaviour_ratio": jnp.exp(log_weight).max()}
+    return loss, statistics.means(parts) | largest
 
 
 def optimise(
@@ -350,31 +354,30 @@ def optimise(
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
-    policy = partial(forward, args, network, learner.obs_stats)
-    grad_fn = jax.value_and_grad(partial(ppo_loss, args, policy), has_aux=True)
+    # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
+    params, unravel = ravel_pytree(learner.params)
+    policy = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    num_minibatches = args.num_minibatches // args.num_rollout_chunks
-    size = batch.advantage.size // num_minibatches
-
-    def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
-        params, opt_state, proximal = carry
-        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
-        indices = permutation(index * size + jnp.arange(size))
-        minibatch = jax.tree.map(lambda x: x[indices], batch)
-        if args.norm_adv:
-            minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
-        (_, parts), grads = grad_fn(params, proximal.params, minibatch)
-        grads, parts = jax.lax.pmean((grads, parts), "device")
-        grad_norm = optax.tree.norm(grads)
-        scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
-        steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
-        params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state, proximal), (rows, advantage) = carry, inputs
+        # Rows are gathered when they are used: no shuffled copy of the batch.
+        minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
+        grads, parts = grad_fn(params, proximal.params, minibatch)
+        grads = jax.lax.pmean(grads, "device")
+        grad_norm = jnp.linalg.norm(grads)
+        steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
+        params = params - learning_rate * steps
         return (params, opt_state, update_proximal(args, proximal, params)), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        permutation = random_permutation(key, batch.advantage.size)
-        carry, parts = jax.lax.scan(partial(minibatch_step, permutation), carry, jnp.arange(num_minibatches))
-        return carry, jax.tree.map(jnp.mean, parts) | {"outer/epochs": jnp.ones(())}
+        positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
+        rows = random_permutation(key, batch.advantage.size)(positions)
+        advantage = batch.advantage[rows]
+        if args.norm_adv:
+            advantage = jax.vmap(statistics.standardise)(advantage)
+        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(parts, "device") | {"outer/epochs": jnp.ones(())}
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
         learned, stopped = carry
@@ -382,7 +385,8 @@ def optimise(
         learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
         return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
 
-    start, keys = (learner.params, learner.opt_state, learner.proximal), jax.random.split(key, args.update_epochs)
+    proximal = learner.proximal._replace(params=ravel_pytree(learner.proximal.params)[0])
+    start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
     if args.target_kl is None:
         (params, opt_state, proximal), parts = jax.lax.scan(epoch, start, keys)
     else:
@@ -390,7 +394,8 @@ def optimise(
     epochs = parts.pop("outer/epochs").sum()
     metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
-    return learner._replace(params=params, opt_state=opt_state, proximal=proximal), metrics
+    proximal = proximal._replace(params=unravel(proximal.params))
+    return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics
 
 
 def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, sample: Sample) -> dict:
@@ -409,8 +414,7 @@ def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner,
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    policy = partial(forward, args, network, sample.obs_stats)
-    batch = gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
@@ -476,7 +480,11 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     params = network.init(network_key, obs[0, :1])
     proximal = Proximal(params, jnp.ones(()))
     learner = Learner(
-        params, ADAM.init(params), proximal, statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
+        params,
+        ADAM.init(params),
+        proximal,
+        statistics.initial_stats(env.obs_shape),
+        statistics.initial_stats(()),
     )
     return TrainState(learner, environments, key, jnp.int32(0))
 
@@ -509,7 +517,7 @@ def train(args: Args) -> Path:
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner)
+        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; a CNN's views.
     activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
     memory.check(args, env, shapes, floats=6, activations=activations)

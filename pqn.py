@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
 from common.actions import Categorical, Discrete
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics
+from common.products import PRODUCTS
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import Fraction, NonNegative, NoSteps, Positive, RunArgs, Steps, UsageError
 from common.run.run import Run, begin, evaluate, main
@@ -38,7 +40,7 @@ from common.shuffle import random_permutation
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # what --init-from cannot change
-RADAM = optax.scale_by_radam()  # `optimise` applies the learning rate, which changes per update
+RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Args(RunArgs):
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "relu"
     """Activation of the hidden layers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
     layer_norm: bool = True
     """Layer normalisation before each activation."""
 
@@ -128,18 +132,19 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         activation = {"tanh": nn.tanh, "relu": nn.relu}[self.args.activation]
-        init = nn.initializers.orthogonal(np.sqrt(2))
+        init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
+        dense = partial(nn.Dense, kernel_init=init, dot_general=product)
         normalise = nn.LayerNorm if self.args.layer_norm else lambda: lambda x: x
         x = obs.astype(jnp.float32)
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
             height, width = x.shape[1] - 2, x.shape[2] - 2
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(normalise()(nn.Dense(16, kernel_init=init, name="conv")(jnp.concatenate(views, axis=-1))))
+            x = activation(normalise()(dense(16, name="conv")(jnp.concatenate(views, axis=-1))))
             self.sow("intermediates", "hidden", x)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
-            x = activation(normalise()(nn.Dense(size, kernel_init=init)(x)))
+            x = activation(normalise()(dense(size)(x)))
             self.sow("intermediates", "hidden", x)
         return nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0), name="q")(x)
 
@@ -267,9 +272,10 @@ def compute_targets(transitions: Transition, last_value: jax.Array, gamma: float
 
 def q_loss(q_of: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Half the mean squared error of Q(s, a) (Gallici et al. 2024, algorithm 1). -> loss, its parts."""
-    q = jnp.take_along_axis(q_of(params, batch.obs), batch.action, axis=-1)[..., 0]
-    loss = 0.5 * ((q - batch.target) ** 2).mean()
-    return loss, {"losses/td_loss": loss, "losses/q_values": q.mean()}
+    q = q_of(params, batch.obs)
+    q = jnp.where(batch.action == jnp.arange(q.shape[-1]), q, 0.0).sum(-1)
+    td_loss = 0.5 * (q - batch.target) ** 2
+    return td_loss.mean(), statistics.means({"losses/td_loss": td_loss, "losses/q_values": q})
 
 
 def optimise(
@@ -279,33 +285,30 @@ def optimise(
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
-    q_of = partial(forward, args, network, learner.obs_stats)
-    grad_fn = jax.value_and_grad(partial(q_loss, q_of), has_aux=True)
+    # Parameters as one vector: RAdam and the norm are then a few programs of a GPU rather than a few per layer.
+    params, unravel = ravel_pytree(learner.params)
+    q_of = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(q_loss, q_of), has_aux=True)
 
-    num_minibatches = args.num_minibatches // args.num_rollout_chunks
-    size = batch.target.size // num_minibatches
-
-    def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
+    def minibatch_step(carry: tuple, rows: jax.Array) -> tuple:
         params, opt_state = carry
-        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
-        indices = permutation(index * size + jnp.arange(size))
-        minibatch = jax.tree.map(lambda x: x[indices], batch)
-        (_, parts), grads = grad_fn(params, minibatch)
-        grads, parts = jax.lax.pmean((grads, parts), "device")
-        grad_norm = optax.tree.norm(grads)
-        scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
-        steps, opt_state = RADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
-        params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
-        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
+        # Rows are gathered when they are used: no shuffled copy of the batch.
+        minibatch = jax.tree.map(lambda x: x[rows], batch)
+        grads, parts = grad_fn(params, minibatch)
+        grads = jax.lax.pmean(grads, "device")
+        grad_norm = jnp.linalg.norm(grads)
+        steps, opt_state = RADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
+        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        permutation = random_permutation(key, batch.target.size)
-        carry, parts = jax.lax.scan(partial(minibatch_step, permutation), carry, jnp.arange(num_minibatches))
-        return carry, jax.tree.map(jnp.mean, parts)
+        positions = jnp.arange(batch.target.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
+        rows = random_permutation(key, batch.target.size)(positions)
+        carry, parts = statistics.scan_mean(minibatch_step, carry, rows)
+        return carry, jax.lax.pmean(parts, "device")
 
-    start, keys = (learner.params, learner.opt_state), jax.random.split(key, args.update_epochs)
+    start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
     (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
-    return learner._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, parts)
+    return learner._replace(params=unravel(params), opt_state=opt_state), jax.tree.map(jnp.mean, parts)
 
 
 def measure_update(
@@ -329,8 +332,7 @@ def measure_update(
 
 def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    q_of = partial(forward, args, network, sample.obs_stats)
-    batch = gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    q_of, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     q, sown = q_of(learner.params, batch.obs, mutable="intermediates")
     grad_fn = jax.grad(partial(q_loss, q_of), has_aux=True)
     return {
@@ -392,7 +394,12 @@ def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Arra
     state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
-    learner = Learner(params, RADAM.init(params), statistics.initial_stats(env.obs_shape), statistics.initial_stats(()))
+    learner = Learner(
+        params,
+        RADAM.init(params),
+        statistics.initial_stats(env.obs_shape),
+        statistics.initial_stats(()),
+    )
     return TrainState(learner, environments, key, jnp.int32(0))
 
 
@@ -427,7 +434,7 @@ def train(args: Args) -> Path:
     policy = lambda learner, obs: epsilon_greedy(q_of(learner.obs_stats, learner.params, obs), 0.0)  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner)
+        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     # Floats: value, reward, final_value, target. Activations: 3 x the widest layer; a CNN's views.
     activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
     memory.check(args, env, shapes, floats=4, activations=activations)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
@@ -46,7 +47,7 @@ from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_publ
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("network",)  # what --init-from cannot change
-ADAM = optax.scale_by_adam(eps=1e-5)  # `optimise` applies the learning rate, which changes per update
+ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
 AtLeastTwo = Annotated[int, Bound(lambda x: x >= 2, "greater than 1")]
@@ -319,31 +320,30 @@ def ppo_loss(
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
     ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
     clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
-    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage).mean()
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
-    value_loss = 0.5 * value_error.mean()
-    entropy = dist.entropy().mean()
-    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+    value_loss, entropy = 0.5 * value_error, dist.entropy()
+    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
     k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
-        "losses/approx_kl": k3(log_weight + log_ratio).mean(),
-        "losses/clipfrac": (jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps).mean(),
+        "losses/approx_kl": k3(log_weight + log_ratio),
+        "losses/clipfrac": jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps,
     }
-    if proximal is not None:
-        parts |= {
-            "ewma/kl": proximal_dist.kl(dist).mean(),
-            "ewma/behaviour_kl": k3(log_weight).mean(),
-            "ewma/max_ratio": jnp.exp(log_ratio).max(),
-            "ewma/max_behaviour_ratio": jnp.exp(log_weight).max(),
-            "ewma/boundfrac": (log_weight > bound).mean(),
-        }
-    return loss, parts
+    if proximal is None:
+        return loss, statistics.means(parts)
+    parts |= {
+        "ewma/kl": proximal_dist.kl(dist),
+        "ewma/behaviour_kl": k3(log_weight),
+        "ewma/boundfrac": log_weight > bound,
+    }
+    largest = {"ewma/max_ratio": jnp.exp(log_ratio).max(), "ewma/max_behaviour_ratio": jnp.exp(log_weight).max()}
+    return loss, statistics.means(parts) | largest
 
 
 def optimise(
@@ -353,32 +353,31 @@ def optimise(
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
-    policy = partial(forward, args, network)
-    grad_fn = jax.value_and_grad(partial(ppo_loss, args, policy), has_aux=True)
+    # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
+    params, unravel = ravel_pytree(learner.params)
+    policy = lambda params, obs: forward(args, network, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    num_minibatches = args.num_minibatches // args.num_rollout_chunks
-    size = batch.advantage.size // num_minibatches
-
-    def minibatch_step(permutation: Any, carry: tuple, index: jax.Array) -> tuple:
-        params, opt_state, proximal = carry
-        # Rows are gathered, and their indices computed, when they are used: no shuffled copy of the batch, no sort.
-        indices = permutation(index * size + jnp.arange(size))
-        minibatch = jax.tree.map(lambda x: x[indices], batch)
-        if args.norm_adv:
-            minibatch = minibatch._replace(advantage=statistics.standardise(minibatch.advantage))
-        (_, parts), grads = grad_fn(params, None if proximal is None else proximal.params, minibatch)
-        grads, parts = jax.lax.pmean((grads, parts), "device")
-        grad_norm = optax.tree.norm(grads)
-        scale = jnp.minimum(1.0, args.max_grad_norm / grad_norm)
-        steps, opt_state = ADAM.update(jax.tree.map(lambda g: g * scale, grads), opt_state)
-        params = jax.tree.map(lambda p, step: p - learning_rate * step, params, steps)
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state, proximal), (rows, advantage) = carry, inputs
+        # Rows are gathered when they are used: no shuffled copy of the batch.
+        minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
+        grads, parts = grad_fn(params, None if proximal is None else proximal.params, minibatch)
+        grads = jax.lax.pmean(grads, "device")
+        grad_norm = jnp.linalg.norm(grads)
+        steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
+        params = params - learning_rate * steps
         proximal = None if proximal is None else update_proximal(args, proximal, params)
         return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        permutation = random_permutation(key, batch.advantage.size)
-        carry, parts = jax.lax.scan(partial(minibatch_step, permutation), carry, jnp.arange(num_minibatches))
-        return carry, jax.tree.map(jnp.mean, parts) | {"outer/epochs": jnp.ones(())}
+        positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
+        rows = random_permutation(key, batch.advantage.size)(positions)
+        advantage = batch.advantage[rows]
+        if args.norm_adv:
+            advantage = jax.vmap(statistics.standardise)(advantage)
+        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(parts, "device") | {"outer/epochs": jnp.ones(())}
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
         learned, stopped = carry
@@ -386,7 +385,10 @@ def optimise(
         learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
         return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
 
-    start, keys = (learner.params, learner.opt_state, learner.proximal), jax.random.split(key, args.update_epochs)
+    proximal = learner.proximal
+    if proximal is not None:
+        proximal = proximal._replace(params=ravel_pytree(proximal.params)[0])
+    start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
     if args.target_kl is None:
         (params, opt_state, proximal), parts = jax.lax.scan(epoch, start, keys)
     else:
@@ -394,7 +396,8 @@ def optimise(
     epochs = parts.pop("outer/epochs").sum()
     metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
-    return learner._replace(params=params, opt_state=opt_state, proximal=proximal), metrics
+    proximal = None if proximal is None else proximal._replace(params=unravel(proximal.params))
+    return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics
 
 
 def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, batch: Batch) -> dict:
@@ -705,7 +708,7 @@ def train(args: Args) -> Path:
     shapes = jax.eval_shape(programs.init, keys)
     player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])
     if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner)
+        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     advice = f", or less than --search-batch {args.search_batch}"
     memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
     print(arguments.describe(args))

@@ -47,7 +47,7 @@ def episode_sums(episode: Episode) -> jax.Array:
     """Count of the episodes that ended, and sums of their rewards, lengths and successes, [4]. Sums can be added over
     steps and devices; means of means would count placeholders."""
     values = (jnp.ones_like(episode.length), episode.total_reward, episode.length, episode.success)
-    return jnp.stack([jnp.where(episode.done, value, 0).sum().astype(jnp.float32) for value in values])
+    return jnp.where(episode.done, jnp.stack([value.astype(jnp.float32) for value in values]), 0).sum(1)
 
 
 class VectorState(NamedTuple):

@@ -513,6 +513,34 @@ def check_sharded_round_trip(folder):
     assert jax.tree.all(jax.tree.map(lambda x, y: x.sharding == y.sharding and x.dtype == y.dtype, state, restored))
 
 
+def test_xla_flags_are_for_a_gpu_that_jax_can_use(tmp_path, monkeypatch):
+    there = lambda: devices._has_nvidia_gpu(tmp_path)  # noqa: E731
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
+    assert not there()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert there()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not there()
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    assert not there()
+
+
+@pytest.mark.parametrize("of_the_user", [None, "--xla_gpu_autotune_level=0"])
+def test_xla_flags_of_the_user_are_left_alone(args, monkeypatch, capsys, of_the_user):
+    monkeypatch.setattr(devices, "_has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
+    monkeypatch.setenv("XLA_FLAGS", of_the_user or "")
+    if of_the_user is None:
+        monkeypatch.delenv("XLA_FLAGS")
+    devices.start(args)
+    patience = "=".join(map(str, devices.PATIENCE))
+    assert devices.os.environ["XLA_FLAGS"] == f"{of_the_user or devices.GRAPHS} {patience}"
+    assert ("CUDA graph" in capsys.readouterr().err) == (of_the_user is None)
+
+
 def test_typed_keys_and_shardings_round_trip(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     command = [sys.executable, "-c", SHARDED, str(tmp_path)]
@@ -551,6 +579,7 @@ def test_load_learner_and_its_usage_errors(args):
     shapes = r"learner/params/kernel is \(4, 3\) there, \(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
     refused(str(path), shapes, Learner({"kernel": jnp.zeros((5, 3))}))
     refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
+    refused(str(path), "learner/params is kept by layers there, .*earlier version.*commit[)]$", Learner(jnp.zeros(12)))
     refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
     both = Learner(like.params, proximal={"kernel": jnp.zeros((4, 3))})
     refused(str(path), "learner/proximal/kernel is missing there", both)

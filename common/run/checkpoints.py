@@ -108,34 +108,37 @@ def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
 def restore_newest(
     run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str = ""
 ) -> tuple[Any, int]:
-    """Restore the newest of these checkpoints that is not damaged. `where` begins an error. -> state, update."""
+    """Restore the newest of these checkpoints that is not damaged. `where` begins an error, `hint` ends that of a
+    checkpoint which does not fit. -> state, update."""
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
-            problem = _mismatch(path, like, partial)
+            problem = _mismatch(path, like, partial, hint or "; the same network and environment flags are needed")
             state = None if problem else _restore(path, like)
         except Exception as error:  # whatever a damaged file makes orbax, tensorstore or json raise
             say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
             continue
         if problem:
-            raise UsageError(f"{where}: {problem}{hint or '; the same network and environment flags are needed'}")
+            raise UsageError(f"{where}: {problem}")
         return state, update
     raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
 
 
-def _mismatch(path: Path, like: Any, partial: bool) -> str | None:
+def _mismatch(path: Path, like: Any, partial: bool, hint: str) -> str | None:
     """The first entry in which the checkpoint and `like` differ. By itself, orbax would cast dtypes silently."""
     there = {name: (leaf.shape, leaf.dtype) for name, leaf in _entries(path) if hasattr(leaf, "shape")}
     here = {name: _stored_shape(leaf) for name, leaf in _named(like)}
     for name, (shape, dtype) in here.items():
+        if any(other.startswith(f"{name}/") for other in there):
+            return f"{name} is kept by layers there, as an earlier version of the script did (args.json has its commit)"
         if name not in there:
-            return f"{name} is missing there"
+            return f"{name} is missing there{hint}"
         if tuple(there[name][0]) != shape:
-            return f"{name} is {tuple(there[name][0])} there, {shape} here"
+            return f"{name} is {tuple(there[name][0])} there, {shape} here{hint}"
         if there[name][1] != dtype:
-            return f"{name} is {there[name][1]} there, {dtype} here"
+            return f"{name} is {there[name][1]} there, {dtype} here{hint}"
     surplus = [] if partial else sorted(there.keys() - here.keys())
-    return f"{surplus[0]} is unknown here" if surplus else None
+    return f"{surplus[0]} is unknown here{hint}" if surplus else None
 
 
 def _entries(path: Path) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -19,6 +20,8 @@ from common.run.arguments import UsageError
 from common.run.tracking import say
 
 WHOLE = P()  # equal on all devices
+# A GPU then runs all minibatches from one launch, and no condition in a loop waits for the host.
+GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 # XLA ends a process if a CPU device has waited 40 s for another, which can happen on a busy machine.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds", 3600
 
@@ -27,6 +30,9 @@ def start(args: Any) -> None:
     """Open the compilation cache, make the CPU devices and, with --distributed, connect to the other processes. Call
     this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
+    if "XLA_FLAGS" not in os.environ and _has_nvidia_gpu():
+        os.environ["XLA_FLAGS"] = GRAPHS
+        say(f"XLA_FLAGS={GRAPHS}: whole loops in one CUDA graph; set XLA_FLAGS yourself to have it otherwise")
     flags = os.environ.get("XLA_FLAGS", "")
     if PATIENCE[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE[0]}={PATIENCE[1]}".strip()
@@ -34,6 +40,13 @@ def start(args: Any) -> None:
         _make_cpu_devices(_cores(getattr(args, "distributed", False)))
     if getattr(args, "distributed", False):
         _meet(args)
+
+
+def _has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether JAX is going to use one. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+    asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
+    return asked and (root / "dev/nvidiactl").exists() and any(map(importlib.util.find_spec, plugins))
 
 
 def _make_cpu_devices(count: int) -> None:
