@@ -62,6 +62,8 @@ class Args:
     """Least time, in seconds, over which ppo.py's updates are measured."""
     timeout: float = 1800.0
     """Seconds after which a measurement is abandoned."""
+    compute_dtype: str = "float32"
+    """ppo.py's --compute-dtype; rejax has float32 only."""
     rejax_python: Path | None = None
     """Python of a virtual environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
     rejax_devices: int = 1
@@ -88,6 +90,8 @@ def make_rejax_python() -> Path:
 
 def make_settings(args: Args) -> Iterator[dict[str, Any]]:
     """Yields all points in the order in which they are measured."""
+    changed = {"rejax_devices": args.rejax_devices} if args.rejax_devices > 1 else {}
+    changed |= {"compute_dtype": args.compute_dtype} if args.compute_dtype != "float32" else {}
     for env_id in args.env_ids:
         for size in args.sizes:
             num_envs, num_minibatches = map(int, size.split("x"))
@@ -101,7 +105,7 @@ def make_settings(args: Args) -> Iterator[dict[str, Any]]:
                         "length": f"{args.updates} updates" if args.updates else f"{args.seconds:g} s",
                         "repetition": repetition,
                         "system": system,
-                    } | ({"rejax_devices": args.rejax_devices} if args.rejax_devices > 1 else {})
+                    } | changed
 
 
 def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[str, Any]:
@@ -110,6 +114,7 @@ def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[
     total = {"total_timesteps": 10**4 * setting["num_envs"] * setting["num_steps"]}
     if setting["system"] == "ours":
         network = {"network": "mlp", "hidden_sizes": (64, 64), "activation": "tanh", "shared_encoder": False}
+        network["compute_dtype"] = args.compute_dtype
         its = {"env_id": setting["env_id"], "update_epochs": 4, **network}
     else:
         network = {"hidden_layer_sizes": (64, 64), "activation": "tanh"}
