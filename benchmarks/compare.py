@@ -156,7 +156,7 @@ def measure_all(args: Args, results: Results) -> None:
 def summarise(results: Results) -> list[dict[str, Any]]:
     """Makes one row per setting: each side's medians, and median, least and greatest of the ratios ours / rejax."""
     groups: dict[tuple, dict[int, dict[str, dict[str, Any]]]] = {}
-    names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "rejax_devices")
+    names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "rejax_devices", "compute_dtype")
     for point in results.current():
         work = tuple(point.get(name) for name in names)
         groups.setdefault(work, {}).setdefault(point["repetition"], {})[point["system"]] = point

@@ -2,7 +2,7 @@
 
     python benchmarks/compute_dtype.py        # ten minutes on two cores; finished runs are not repeated
 
-Writes results/compute_dtype.json, which docs/ppo.md shows. The two formats of an environment take turns.
+Writes results/compute_dtype.json, which docs/ppo.md shows.
 """
 
 import json

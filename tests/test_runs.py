@@ -514,13 +514,16 @@ def check_sharded_round_trip(folder):
 
 
 def test_xla_flags_are_for_a_gpu_that_jax_can_use(tmp_path, monkeypatch):
-    there = lambda: devices._has_nvidia_gpu(tmp_path)  # noqa: E731
+    there = lambda: devices._has_one_gpu(tmp_path)  # noqa: E731
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
     assert not there()
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "dev/nvidia0").touch()
     assert there()
+    (tmp_path / "dev/nvidia1").touch()
+    assert not there()
+    (tmp_path / "dev/nvidia1").unlink()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert not there()
     monkeypatch.delenv("JAX_PLATFORMS")
@@ -530,7 +533,7 @@ def test_xla_flags_are_for_a_gpu_that_jax_can_use(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("of_the_user", [None, "--xla_gpu_autotune_level=0"])
 def test_xla_flags_of_the_user_are_left_alone(args, monkeypatch, capsys, of_the_user):
-    monkeypatch.setattr(devices, "_has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(devices, "_has_one_gpu", lambda: True)
     monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
     monkeypatch.setenv("XLA_FLAGS", of_the_user or "")
     if of_the_user is None:

@@ -20,7 +20,7 @@ from common.run.arguments import UsageError
 from common.run.tracking import say
 
 WHOLE = P()  # equal on all devices
-# A GPU then runs all minibatches from one launch, and no condition in a loop waits for the host.
+# A GPU can then run whole loops from one launch, and no condition in them waits for the host.
 GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 # XLA ends a process if a CPU device has waited 40 s for another, which can happen on a busy machine.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds", 3600
@@ -30,7 +30,7 @@ def start(args: Any) -> None:
     """Open the compilation cache, make the CPU devices and, with --distributed, connect to the other processes. Call
     this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
-    if "XLA_FLAGS" not in os.environ and _has_nvidia_gpu():
+    if "XLA_FLAGS" not in os.environ and not getattr(args, "distributed", False) and _has_one_gpu():
         os.environ["XLA_FLAGS"] = GRAPHS
         say(f"XLA_FLAGS={GRAPHS}: whole loops in one CUDA graph; set XLA_FLAGS yourself to have it otherwise")
     flags = os.environ.get("XLA_FLAGS", "")
@@ -42,11 +42,12 @@ def start(args: Any) -> None:
         _meet(args)
 
 
-def _has_nvidia_gpu(root: Path = Path("/")) -> bool:
-    """Whether JAX is going to use one. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
+def _has_one_gpu(root: Path = Path("/")) -> bool:
+    """Whether JAX is going to use one NVIDIA GPU; with several, loops contain messages between them, which CUDA graphs
+    may not take. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
-    return asked and (root / "dev/nvidiactl").exists() and any(map(importlib.util.find_spec, plugins))
+    return asked and len(list(root.glob("dev/nvidia[0-9]*"))) == 1 and any(map(importlib.util.find_spec, plugins))
 
 
 def _make_cpu_devices(count: int) -> None:
