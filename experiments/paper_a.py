@@ -7,30 +7,10 @@ from typing import Any
 import numpy as np
 
 from common.run import plots
+from experiments import paper_a_runs
 from experiments.data import Data, Figure, axis, performance, register
 from experiments.grid import Cell
-from experiments.paper_a_runs import (
-    BOWL_CHANGED,
-    BOWL_GOOD,
-    BOWL_PLATEAU,
-    BOWL_RATES,
-    BOWL_SWITCH,
-    Cells,
-    Preset,
-    bowl_cells,
-    bowl_switch_cells,
-    changed_com_cells,
-    com_batch_cells,
-    com_cells,
-    com_epoch_cells,
-    ddr_cells,
-    eps_batch_cells,
-    eps_cells,
-    eps_epoch_cells,
-    grid_cells,
-    learning_rate_cells,
-    recipe_cells,
-)
+from experiments.paper_a_runs import BOWL_CHANGED, BOWL_GOOD, BOWL_PLATEAU, BOWL_RATES, BOWL_SWITCH, Cells, Preset
 from experiments.pictures import HeatMap, Line, Picture
 from experiments.verdicts import Check, difference, within
 
@@ -63,7 +43,7 @@ def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None =
     "1a",
     title="Outer step size in PPO-EWMA",
     claim="Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly.",
-    cells=com_cells,
+    cells=paper_a_runs.com_cells,
 )
 def show_step_size(d: Data, cells: Cells) -> Shown:
     """Compares the scores at the end of the budget."""
@@ -90,14 +70,14 @@ def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -
     "5a",
     title="Regularisation by COM",
     claim="Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
-    cells=com_cells,
+    cells=paper_a_runs.com_cells,
     flag="--com",
 )
 @figure(
     "5b",
     title="Regularisation by ε",
     claim="Weak regularisation (large ε) plateaus early, strong regularisation is slow.",
-    cells=eps_cells,
+    cells=paper_a_runs.eps_cells,
     flag="--clip-eps",
 )
 def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
@@ -119,14 +99,14 @@ def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
     "2b",
     title="Gradient norm, PPO-EWMA",
     claim="With a low COM the gradient norm stays large while the performance stagnates.",
-    cells=com_cells,
+    cells=paper_a_runs.com_cells,
     key="outer/grad_norm",
 )
 @figure(
     "2c",
     title="KL of an update, PPO-EWMA",
     claim="With a low COM the policy goes on moving far in every update while the performance stagnates.",
-    cells=com_cells,
+    cells=paper_a_runs.com_cells,
     key="outer/kl",
 )
 def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
@@ -146,7 +126,7 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
     "2a",
     title="Size of each update, noisy gradient descent",
     claim="With too large a step the updates stay large while the loss stagnates.",
-    cells=bowl_cells,
+    cells=paper_a_runs.bowl_cells,
 )
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     """Checks that a step on the plateau keeps its size and exceeds the distance to the optimum."""
@@ -168,7 +148,7 @@ def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     claim=(
         "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive within the budget."
     ),
-    cells=bowl_cells,
+    cells=paper_a_runs.bowl_cells,
 )
 def show_bowl(d: Data, cells: Cells) -> Shown:
     """Compares the runs with each other and with the theory."""
@@ -222,7 +202,7 @@ def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: f
         "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls "
         "back to the plateau."
     ),
-    cells=changed_com_cells,
+    cells=paper_a_runs.changed_com_cells,
 )
 def show_changed_com(d: Data, cells: Cells) -> Shown:
     whole = {com: run for com, run in cells.items() if not isinstance(com, tuple)}
@@ -243,7 +223,7 @@ def show_changed_com(d: Data, cells: Cells) -> Shown:
     "3b",
     title="Learning rate changed half-way, noisy gradient descent",
     claim="The same: a run ends where its present step size takes it, whatever it began with.",
-    cells=bowl_switch_cells,
+    cells=paper_a_runs.bowl_switch_cells,
 )
 def show_changed_rate(d: Data, cells: Cells) -> Shown:
     lines = curves(d, cells, lambda key: f"{key[0]:g}" if key[0] == key[1] else f"{key[0]:g}, then {key[1]:g}")
@@ -262,7 +242,7 @@ def top(scores: dict[Any, np.ndarray]) -> Any:
     "4",
     title="Inner learning rate against COM",
     claim="No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM.",
-    cells=learning_rate_cells,
+    cells=paper_a_runs.learning_rate_cells,
 )
 def show_learning_rates(d: Data, cells: Cells) -> Shown:
     """Uses the better of annealed and constant for each learning rate."""
@@ -308,14 +288,14 @@ def score_axis(p: Preset) -> str:
     "6a",
     title="Epochs and COM",
     claim="With weak regularisation more epochs end lower; with strong, few epochs are slow.",
-    cells=com_epoch_cells,
+    cells=paper_a_runs.com_epoch_cells,
     flag="--com",
 )
 @figure(
     "6b",
     title="Epochs and ε",
     claim="With weak regularisation more epochs end lower; with strong, few are slow; even ε = 0 learns with many.",
-    cells=eps_epoch_cells,
+    cells=paper_a_runs.eps_epoch_cells,
     flag="--clip-eps",
 )
 def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
@@ -342,14 +322,14 @@ def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
     "7a",
     title="Batch size and COM, the same number of updates",
     claim="Large batches tolerate weak regularisation (low COM) far better.",
-    cells=com_batch_cells,
+    cells=paper_a_runs.com_batch_cells,
     flag="--com",
 )
 @figure(
     "7b",
     title="Batch size and ε, the same number of updates",
     claim="Large batches tolerate weak regularisation (large ε) far better.",
-    cells=eps_batch_cells,
+    cells=paper_a_runs.eps_batch_cells,
     flag="--clip-eps",
 )
 def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
@@ -380,7 +360,7 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     "8",
     title="Data-to-divergence ratio",
     claim="Performance falls at both ends; the best ratio rises with the budget.",
-    cells=ddr_cells,
+    cells=paper_a_runs.ddr_cells,
 )
 def show_ddr(d: Data, cells: Cells) -> Shown:
     """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget.
@@ -459,7 +439,7 @@ def recipe_checks(d: Data, cells: Cells) -> list[Check]:
         "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
         "clearly worse where minibatches are small."
     ),
-    cells=recipe_cells,
+    cells=paper_a_runs.recipe_cells,
 )
 def show_recipes(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
@@ -477,7 +457,7 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
         "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
         "clearly worse where minibatches are small."
     ),
-    cells=recipe_cells,
+    cells=paper_a_runs.recipe_cells,
 )
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
@@ -490,7 +470,7 @@ def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     "13",
     title="Speed of the three recipes",
     claim="There is little difference in speed where the task is bound by sampling.",
-    cells=recipe_cells,
+    cells=paper_a_runs.recipe_cells,
 )
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
     """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds."""
@@ -540,7 +520,7 @@ def trade_checks(d: Data, cells: Cells) -> list[Check]:
     "12a",
     title="The best ε for each COM",
     claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
-    cells=grid_cells,
+    cells=paper_a_runs.grid_cells,
 )
 def show_best_eps(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)
@@ -558,7 +538,7 @@ def show_best_eps(d: Data, cells: Cells) -> Shown:
     "12b",
     title="COM and ε",
     claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
-    cells=grid_cells,
+    cells=paper_a_runs.grid_cells,
 )
 def show_heat_map(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)

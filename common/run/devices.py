@@ -32,7 +32,7 @@ def start(args: Any) -> None:
     enable_compilation_cache()
     if "XLA_FLAGS" not in os.environ and not getattr(args, "distributed", False) and _has_one_gpu():
         os.environ["XLA_FLAGS"] = GRAPHS
-        say(f"XLA_FLAGS={GRAPHS}: whole loops in one CUDA graph; set XLA_FLAGS yourself to have it otherwise")
+        say(f"XLA_FLAGS={GRAPHS}, so that loops can become CUDA graphs; start with XLA_FLAGS= to leave it out")
     flags = os.environ.get("XLA_FLAGS", "")
     if PATIENCE[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE[0]}={PATIENCE[1]}".strip()
@@ -43,8 +43,8 @@ def start(args: Any) -> None:
 
 
 def _has_one_gpu(root: Path = Path("/")) -> bool:
-    """Whether JAX is going to use one NVIDIA GPU; with several, loops contain messages between them, which CUDA graphs
-    may not take. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
+    """Whether JAX is going to use exactly one NVIDIA GPU. With several, loops contain messages between them, which CUDA
+    graphs may not allow. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
     return asked and len(list(root.glob("dev/nvidia[0-9]*"))) == 1 and any(map(importlib.util.find_spec, plugins))
