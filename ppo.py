@@ -195,6 +195,7 @@ class TrainState(NamedTuple):
     environments: Environments
     key: jax.Array
     update: jax.Array  # [], updates done
+    previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
 
 
 class Transition(NamedTuple):
@@ -354,15 +355,27 @@ def optimise(
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
-def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
-    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
-    before, after = (forward(args, network, sample.obs_stats, x.params, obs)[0] for x in (old, new))
-    kl = jax.lax.pmean(before.kl(after).mean(), "device")
+def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
+    """How far the update moved the parameters and, exactly, the policy on a sample of its transitions; what it gained.
+
+    Own gain: E[(pi_new / pi_old - 1) A], A standardised, on transitions that the update trained on. Fresh gain, of the
+    update before: what going back to its start, `previous`, would lose on these transitions, which it has not seen.
+    """
+    policy = partial(forward, args, network, sample.obs_stats)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
+    earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
+    advantage = statistics.standardise(batch.advantage)
+    gain = lambda dist: jnp.expm1(dist.log_prob(batch.action) - before.log_prob(batch.action)) * advantage  # noqa: E731
+    sums = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
+    kl, own_gain, fresh_gain, square = jax.lax.pmean(sums.mean(1), "device")
+    count = float(batch.advantage.size * jax.lax.axis_size("device"))
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
         "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
+        "outer/own_gain": own_gain,
+        "outer/fresh_gain": fresh_gain,
+        "outer/fresh_gain_se": jnp.sqrt((square - fresh_gain**2) / count),
         "outer/update_norm": update_norm,
         "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
@@ -420,11 +433,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     )
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, behaviour, learner, sample)
+    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
-    return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -440,7 +453,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
         statistics.initial_stats(env.obs_shape),
         statistics.initial_stats(()),
     )
-    return TrainState(learner, environments, key, jnp.int32(0))
+    previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    return TrainState(learner, environments, key, jnp.int32(0), previous)
 
 
 def build(args: Args) -> tuple:
@@ -457,7 +471,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))

@@ -203,6 +203,7 @@ class TrainState(NamedTuple):
     buffer: Levels
     key: jax.Array
     update: jax.Array  # [], updates done
+    previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
 
 
 class Transition(NamedTuple):
@@ -400,15 +401,27 @@ def optimise(
     return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics
 
 
-def measure_update(args: Args, network: ActorCritic, old: Learner, new: Learner, batch: Batch) -> dict:
-    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
-    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch.obs)
-    before, after = (forward(args, network, x.params, obs)[0] for x in (old, new))
-    kl = jax.lax.pmean(before.kl(after).mean(), "device")
+def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, batch: Batch) -> dict:
+    """How far the update moved the parameters and, exactly, the policy on a sample of its transitions; what it gained.
+
+    Own gain: E[(pi_new / pi_old - 1) A], A standardised, on transitions that the update trained on. Fresh gain, of the
+    update before: what going back to its start, `previous`, would lose on these transitions, which it has not seen.
+    """
+    policy = partial(forward, args, network)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
+    advantage = statistics.standardise(batch.advantage)
+    gain = lambda dist: jnp.expm1(dist.log_prob(batch.action) - before.log_prob(batch.action)) * advantage  # noqa: E731
+    sums = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
+    kl, own_gain, fresh_gain, square = jax.lax.pmean(sums.mean(1), "device")
+    count = float(batch.advantage.size * jax.lax.axis_size("device"))
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return {
         "outer/kl": kl,
         "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
+        "outer/own_gain": own_gain,
+        "outer/fresh_gain": fresh_gain,
+        "outer/fresh_gain_se": jnp.sqrt((square - fresh_gain**2) / count),
         "outer/update_norm": update_norm,
         "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
@@ -463,12 +476,12 @@ def update(
 
     learner, (metrics, batch, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, behaviour, learner, batch)
+    metrics |= measure_update(args, network, state.previous, behaviour, learner, batch)
     sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     for kind, own in zip(("buffer", "fresh"), sums, strict=True):
         metrics |= {f"charts/{kind}_num_episodes": own[0], f"charts/{kind}_solve_rate": own[3] / own[0]}
-    return TrainState(learner, state.buffer, next_key, state.update + 1), metrics, batch
+    return TrainState(learner, state.buffer, next_key, state.update + 1, behaviour.params), metrics, batch
 
 
 def sample_levels(args: Args, env: envs.LevelEnv, key: jax.Array, stream: jax.Array, index: jax.Array) -> jax.Array:
@@ -580,7 +593,8 @@ def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Ar
     params = network.init(network_key)
     proximal = None if args.com is None else Proximal(params, jnp.ones(()))
     learner = Learner(params, ADAM.init(params), proximal)
-    return TrainState(learner, no_levels(args, env), key, jnp.int32(0))
+    previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    return TrainState(learner, no_levels(args, env), key, jnp.int32(0), previous)
 
 
 def settle_search(args: Args, num_devices: int) -> Args:

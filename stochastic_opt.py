@@ -14,6 +14,10 @@ So ||x|| falls until it is s chi_d, where E chi_d = sqrt(2) Gamma((d + 1) / 2) /
 plateau, 1.5 sqrt(eta / (1 - eta)) here, grows with the step and with the noise, and no number of steps lowers it. On
 it the gradient 2 x + xi has variance 4 s^2 + sigma^2 = sigma^2 / (1 - eta) per coordinate, so its norm stays at
 sigma E chi_d / sqrt(1 - eta), and that of an update at eta times as much. Updates go on, progress does not.
+
+An update x_t -> x_{t+1} gains <g_t, x_t - x_{t+1}> as its own sample g_t of the gradient sees it, and
+<g_{t+1}, x_t - x_{t+1}> as the next, fresh one does. On the plateau they are eta sigma^2 d / (1 - eta) and -eta times
+that, without noise 4 eta ||x_t||^2 and 1 - 2 eta times that: how much of an update is signal can be measured.
 docs/stochastic_opt.md has the pictures.
 """
 
@@ -100,6 +104,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     key: jax.Array
     step: jax.Array  # [], steps done
+    previous: jax.Array  # [d], x before the last step, NaN if there was none
 
 
 def make_optimizer(args: Args) -> optax.GradientTransformation:
@@ -111,7 +116,7 @@ def make_optimizer(args: Args) -> optax.GradientTransformation:
 def init_state(args: Args, key: jax.Array) -> TrainState:
     """x_0 = initial_distance / sqrt(d) in every coordinate."""
     x = jnp.full(args.dimension, args.initial_distance / np.sqrt(args.dimension), jnp.float32)
-    return TrainState(x, make_optimizer(args).init(x), key, jnp.int32(0))
+    return TrainState(x, make_optimizer(args).init(x), key, jnp.int32(0), jnp.full_like(x, jnp.nan))
 
 
 def update(args: Args, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -130,11 +135,13 @@ def update(args: Args, state: TrainState) -> tuple[TrainState, dict[str, jax.Arr
     metrics = {
         "charts/negative_distance": -distance,
         "charts/learning_rate": learning_rate,
+        "outer/own_gain": grad @ (state.x - x),
+        "outer/fresh_gain": grad @ (state.previous - state.x),
         "outer/update_norm": learning_rate * jnp.linalg.norm(direction),
         "outer/grad_norm": jnp.linalg.norm(grad),
         "finite": jnp.isfinite(distance),
     }
-    return TrainState(x, opt_state, key, state.step + 1), metrics
+    return TrainState(x, opt_state, key, state.step + 1, state.x), metrics
 
 
 def has_theory(args: Args) -> bool:
@@ -178,13 +185,16 @@ def chi_mean(dimension: int) -> float:
 
 
 def predict_plateau(args: Args) -> dict[str, float]:
-    """Where -||x||, gradient norm and update size of plain gradient descent end (after the switch, if there is one)."""
+    """Where plain gradient descent ends: -||x||, norms and gains of its steps (after the switch, if there is one)."""
     eta = args.learning_rate if args.switch_learning_rate is None else args.switch_learning_rate
     grad_norm = args.noise / np.sqrt(args.dimension * (1 - eta)) * chi_mean(args.dimension)
+    own_gain = eta * args.noise**2 / (1 - eta)
     return {
         "charts/negative_distance": -grad_norm * np.sqrt(eta) / 2,
         "outer/grad_norm": grad_norm,
         "outer/update_norm": eta * grad_norm,
+        "outer/own_gain": own_gain,
+        "outer/fresh_gain": -eta * own_gain,
     }
 
 

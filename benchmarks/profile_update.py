@@ -49,7 +49,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
     flags, env, network, init, _, _, keys = ppo.build(flags)
     mesh = Mesh(np.array(jax.devices()[: flags.num_devices]), ("device",))
     split, columns = P("device"), P(None, "device")
-    state_layout = ppo.TrainState(learner=P(), environments=columns, key=P(), update=P())
+    state_layout = ppo.TrainState(learner=P(), environments=columns, key=P(), update=P(), previous=P())
     seconds = {}
 
     def timed(name: str, function: Callable, in_specs: Any, out_specs: Any, *inputs: Any) -> Any:

@@ -406,7 +406,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
 
     def run(learner, batch):
         new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        return new.params, metrics | ppo.measure_update(args, network, learner, new, sample_of(batch))
+        return new.params, metrics | ppo.measure_update(args, network, learner.params, learner, new, sample_of(batch))
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(size).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
@@ -438,33 +438,49 @@ def sample_of(batch):
     return ppo.Sample(jax.tree.map(lambda x: x[None], batch), None)
 
 
-def observed(obs):
-    return sample_of(ppo.Batch(jnp.asarray(obs), *[None] * 5))
+def observed(obs, action=None, advantage=None):
+    nothing = jnp.zeros(len(obs))
+    action = jnp.zeros((len(obs), 1), jnp.int32) if action is None else action
+    advantage = nothing if advantage is None else advantage
+    return sample_of(ppo.Batch(jnp.asarray(obs), action, nothing, nothing, advantage, nothing))
 
 
-def test_measures_by_hand():
-    """Norms and the exact KL over all actions, in NumPy."""
-    args = replace(ARGS, num_envs=6, num_steps=4, minibatch_size=None, num_minibatches=1)
-    network = ppo.ActorCritic(args, Discrete((2, 3)))
-    obs = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
-    old, new = (jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)) for seed in (0, 1))
-    for params, scale in ((old, 30.0), (new, 50.0)):  # the policy head starts at nearly 0
+@pytest.mark.parametrize("number", [1, 8])
+def test_measures_by_hand(number):
+    """Norms, the exact KL over all actions, and the gains with their error, in NumPy."""
+    args = replace(ARGS, num_envs=8, num_steps=3, minibatch_size=None, num_minibatches=1)
+    network, rng = ppo.ActorCritic(args, Discrete((2, 3))), np.random.default_rng(0)
+    obs = rng.normal(size=(24, 3)).astype(np.float32)
+    action = rng.integers([2, 3], size=(24, 2)).astype(np.int32)
+    advantage = (5 + 3 * rng.normal(size=24)).astype(np.float32)
+    trees = [jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)) for seed in (0, 1, 2)]
+    for params, scale in zip(trees, (30.0, 50.0, 40.0), strict=True):  # the policy head starts at nearly 0
         params["params"]["actor"]["kernel"] *= scale
+    old, new, previous = trees
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
     def run(sample):
-        return ppo.measure_update(args, network, *learners, sample)
+        return ppo.measure_update(args, network, previous, *learners, sample)
 
     def probabilities(params):
         parts = np.split(np.asarray(network.apply(params, obs)[0].logits, np.float64), [2], axis=-1)
         return [np.exp(part) / np.exp(part).sum(-1, keepdims=True) for part in parts]
 
-    pairs = zip(probabilities(old), probabilities(new), strict=True)
-    exact_kl = sum((p * np.log(p / q)).sum(-1).mean() for p, q in pairs)
-    metrics = on_devices(run)(observed(obs))
-    assert exact_kl > 0.01
+    def ratios(params):
+        """pi / pi_old of the actions taken."""
+        each = [part[np.arange(24), action.T[i]] for i, part in enumerate(probabilities(params))]
+        return each[0] * each[1]
+
+    exact_kl = sum((p * np.log(p / q)).sum(-1).mean() for p, q in zip(*map(probabilities, (old, new)), strict=True))
+    scaled = (advantage - advantage.mean()) / advantage.std()
+    own, lost = ((ratios(params) / ratios(old) - 1) * scaled for params in (new, previous))
+    metrics = on_devices(run, number, P(None, "device"))(observed(obs, action, advantage))
+    assert exact_kl > 0.01 and abs(own.mean()) > 0.01 and abs(lost.mean()) > 0.01
     np.testing.assert_allclose(metrics["outer/kl"], exact_kl, rtol=1e-3)
     np.testing.assert_allclose(metrics["outer/ddr"], 24 / exact_kl, rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/own_gain"], own.mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/fresh_gain"], -lost.mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/fresh_gain_se"], lost.std() / np.sqrt(24), rtol=1e-3)
     difference = np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, (old, new)), strict=True)])
     np.testing.assert_allclose(metrics["outer/update_norm"], np.linalg.norm(difference), rtol=1e-5)
     assert metrics["finite"]
@@ -499,7 +515,7 @@ def test_a_parameter_that_is_not_finite_is_reported():
     params = network.init(jax.random.key(0), obs)
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
-    run = lambda new: ppo.measure_update(args, network, old, new, observed(obs))  # noqa: E731
+    run = lambda new: ppo.measure_update(args, network, params, old, new, observed(obs))  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
 
 
@@ -592,7 +608,7 @@ def test_eight_devices_play_different_episodes_and_keep_one_learner():
         assert obs.shape == (8, 3) and len(np.unique(obs[:, 1])) == 8
     learner = states[-1].learner
     assert learner.obs_stats.count == learner.return_stats.count == 2 * 64
-    assert all(np.isfinite(value) for row in metrics for value in row.values())
+    assert all(np.isfinite(value) for value in metrics[1].values())
 
 
 class Recorded:
@@ -736,7 +752,9 @@ def test_sizes_beyond_32_bits_can_be_measured():
     obs = jnp.ones((4, 3))
     params = network.init(jax.random.key(0), obs)
     learner = ppo.Learner(params, None, None, None)
-    run = on_devices(lambda learner: ppo.measure_update(args, network, learner, learner, observed(obs))["outer/ddr"])
+    run = on_devices(
+        lambda learner: ppo.measure_update(args, network, params, learner, learner, observed(obs))["outer/ddr"]
+    )
     assert jax.eval_shape(run, learner).shape == ()
 
 

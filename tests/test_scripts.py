@@ -22,6 +22,7 @@ Q_DIFFERENT = {
     ),
     **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "update"), Q),
     "measure_update": Q,
+    "TrainState": "no gain on fresh transitions: whoever judges an update's targets has made them",
     **dict.fromkeys(("init_state", "build", "train", "measure_plasticity"), Q),
 }
 TABLES = "the defaults of Beukman et al. 2026, tables 2 and 3"

@@ -29,6 +29,8 @@ EVALUATION = {"charts/episodic_return": "eval/episodic_return", "charts/solve_ra
 DIAGNOSIS = {
     "kl": "outer/kl",
     "ddr": "outer/ddr",
+    "own_gain": "outer/own_gain",
+    "fresh_gain": "outer/fresh_gain",
     "entropy": "losses/entropy",
     "explained_variance": "losses/explained_variance",
 }
@@ -47,6 +49,8 @@ AXIS_LABELS = {
     "outer/ddr": "data-to-divergence ratio (transitions per nat)",
     "outer/grad_norm": "gradient norm (before any clipping)",
     "outer/update_norm": "norm of an update",
+    "outer/own_gain": "gain of an update on its own transitions",
+    "outer/fresh_gain": "gain of an update on fresh transitions",
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")

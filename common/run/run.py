@@ -189,7 +189,9 @@ class Run:
         if not self.args.resume:
             return state
         updates = checkpoint_updates(self.checkpoints.folder)
-        state, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False)
+        # Its flags are the run's own, so what differs is the code.
+        hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
+        state, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False, hint=hint)
         self._first = self.done = self._saved = update
         if self.is_main:
             for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
