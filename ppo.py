@@ -53,6 +53,8 @@ class Args(RunArgs):
     """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
+    fresh_critic: bool = False
+    """With --init-from: take over all but the critic, which begins anew."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
@@ -122,6 +124,8 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.fresh_critic and self.init_from is None:
+            raise UsageError("--fresh-critic: needs --init-from RUN as well")
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -493,7 +497,8 @@ def train(args: Args) -> Path:
 
     state = init(keys)
     if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME))
+        fresh = "critic" if args.fresh_critic else None
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

@@ -54,6 +54,8 @@ class Args(RunArgs):
     """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
+    fresh_critic: bool = False
+    """With --init-from: take over all but the critic, which begins anew."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
@@ -129,6 +131,8 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.fresh_critic and self.init_from is None:
+            raise UsageError("--fresh-critic: needs --init-from RUN as well")
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -539,7 +543,8 @@ def train(args: Args) -> Path:
 
     state = init(keys)
     if args.init_from and not args.resume:
-        learner = checkpoints.load_learner(args, state.learner, SAME, may_lack="proximal")
+        fresh = "critic" if args.fresh_critic else None
+        learner = checkpoints.load_learner(args, state.learner, SAME, fresh, may_lack="proximal")
         if learner.proximal is None:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))

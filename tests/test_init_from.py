@@ -13,6 +13,7 @@ from test_ppo import differ, same
 import ppo
 import ppo_ewma
 from common.run import checkpoints, plots, run as runs
+from common.run.arguments import UsageError
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -174,3 +175,33 @@ def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):
         runs.main(ppo_ewma.train, ppo_ewma.Args)
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and "made by ppo.py, this is ppo_ewma.py" in line
+
+
+@pytest.mark.parametrize("script", [ppo, ppo_ewma])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(tmp_path, script, shared):
+    encoder = "--shared-encoder" if shared else "--no-shared-encoder"
+    flags = (*CARTPOLE.split(), encoder)
+    source = call(script, tmp_path, *flags, *BASE.split(), "--run-name", "source").path
+    new, taken, mixed = (
+        call(script, tmp_path, *flags, *NEXT.split(), *more, "--run-name", name, stop=True).start
+        for name, more in (
+            ("new", ()),
+            ("taken", ("--init-from", source)),
+            ("mixed", ("--init-from", source, "--fresh-critic")),
+        )
+    )
+    params = [learner.params["params"] for learner in (new, taken, mixed)]
+    critic = {"critic"} if shared else {"critic", "critic_encoder"}
+    assert {name for name in params[0] if name.startswith("critic")} == critic and len(params[0]) > len(critic)
+    for name in params[2]:
+        one, other = (params[0], params[1]) if name in critic else (params[1], params[0])
+        same(params[2][name], one[name])
+        assert differ(params[2][name], other[name])
+    same(mixed.opt_state, taken.opt_state)
+    same(mixed.obs_stats, taken.obs_stats)
+
+
+def test_a_fresh_critic_needs_a_run_to_start_from():
+    with pytest.raises(UsageError, match="--fresh-critic: needs --init-from"):
+        ppo.Args(fresh_critic=True)

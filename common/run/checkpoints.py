@@ -78,9 +78,12 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
-def load_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | None = None) -> Any:
+def load_learner(
+    args: Any, learner: Any, same: Sequence[str], fresh: str | None = None, may_lack: str | None = None
+) -> Any:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
-    structure, shapes and shardings. same: the flags that cannot change; may_lack: a field that is None if missing."""
+    structure, shapes and shardings. same: the flags that cannot change; fresh: networks whose name begins so keep
+    `learner`'s parameters; may_lack: a field that is None if missing."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs = typed(type(args), record["args"], where)
@@ -92,7 +95,11 @@ def load_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | N
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
     if may_lack is not None and not _contains(folder, updates, f"learner/{may_lack}"):
         learner = learner._replace(**{may_lack: None})
-    return restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
+    loaded = restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
+    if fresh is not None:
+        kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith(fresh)}
+        loaded = loaded._replace(params={"params": loaded.params["params"] | kept})
+    return loaded
 
 
 def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:

@@ -1,0 +1,470 @@
+"""Says of a run since when it stands still, the likely cause and what to try; and tries it.
+
+    python doctor.py runs/NAME                     # the diagnosis, in ten lines and a picture
+    python doctor.py runs/NAME --intervene         # branches from its newest checkpoint: which change lifts the return?
+    python doctor.py runs/NAME --how-many          # how many environments an update needs from here on
+    python doctor.py progress.csv                  # a log of CleanRL, Stable-Baselines3 or rsl_rl; --columns for others
+
+The diagnosis rests on one measurement that other tools do not have: how much of what an update gains on its own
+transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb with a known error
+rate; --intervene is an experiment, with a control and paired seeds, and needs no theory to be right. docs/doctor.md has
+cases from start to end, and how often the diagnosis is right.
+"""
+
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
+import importlib
+import json
+import os
+import shlex
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tyro.conf import Positional
+
+from common.run import arguments, checkpoints, plots
+from common.run.arguments import Fraction, Positive, UsageError, flag
+from common.run.run import main as run_main
+from common.run.tracking import say
+from experiments import diagnosis, grid, how_many, levers
+from experiments.diagnosis import Course, Numbers, Trend
+
+
+@dataclass(frozen=True)
+class Args:
+    runs: Positional[tuple[str, ...]] = ()
+    """A run's folder, RUN@UPDATE for its state then (with --intervene and --how-many), or another trainer's CSV."""
+    columns: tuple[str, ...] = ()
+    """Columns of a CSV, as KEY=NAME with this project's keys: charts/episodic_return=my_return global_step=my_step."""
+    json: bool = False
+    """Print the findings as JSON instead of text."""
+    out: str | None = None
+    """Picture of the diagnosis (default: doctor.png in the run's folder, or beside the CSV)."""
+
+    # --- intervene ---
+    intervene: bool = False
+    """Branch the run with one thing changed at a time, and compare the branches with an unchanged one."""
+    levers: tuple[str, ...] = ()
+    """Only these changes: envs, minibatch, eps, com, lr, epochs, entropy, critic (default: all that the script has)."""
+    fresh: bool = False
+    """Start the branches from scratch instead of from the run's checkpoint."""
+    budget: Positive[int] | None = None
+    """Environment steps of a branch (default: a quarter of the run's)."""
+    seeds: Positive[int] = 5
+    """Branches per lever. A run of several seeds is branched as a whole instead, each seed from its own state."""
+    jobs: Positive[int] | None = None
+    """How many branches run at once (default: one per core)."""
+    launch: Literal["here", "slurm", "none"] = "here"
+    """slurm: write sbatch arrays and print how to submit them; none: compare the finished branches."""
+    dry_run: bool = False
+    """Only print the commands of the branches."""
+
+    # --- how many ---
+    how_many: bool = False
+    """Make single updates with other numbers of environments and judge them on fresh transitions."""
+    over: str = "num_envs"
+    """The flag to vary: num-envs, clip-eps, update-epochs, com, minibatch-size or learning-rate."""
+    values: tuple[float, ...] = ()
+    """Its values (default: a quarter to 64 x the run's environments, a quarter to 4 x of others)."""
+    keys: Positive[int] = 4
+    """Updates per value; smaller updates than the run's get up to 16 x as many."""
+    half: Fraction = 0.5
+    """The share of an update that should be signal."""
+    seed_index: arguments.NonNegative[int] = 0
+    """Which seed of a run of several."""
+
+    def __post_init__(self):
+        arguments.check(self)
+        if len(self.runs) != 1:
+            raise UsageError("no run given: python doctor.py runs/NAME" if not self.runs else "give one run at a time")
+        if self.intervene and self.how_many:
+            raise UsageError("--how-many with --intervene: give one of the two")
+        if not 0 < self.half < 1:
+            raise UsageError(f"--half {self.half}: must be between 0 and 1")
+        object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
+
+
+# What each label means, and what to try, as commands; {run} is the run, the others come from its arguments.
+CAUSES = {
+    "noise": "the outer step is too large for its noise: updates go on, and fresh transitions see no gain in them",
+    "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
+    "exploration": "it never met a difference: every episode returned the same",
+    "slow": "the step is too small: the policy has hardly moved since the start",
+    "critic": "the critic predicts next to nothing, so advantages are mostly noise",
+    "network": "most units of the network are dead",
+    "few updates": "too few updates to tell",
+    "diverged": "losses or parameters are no longer finite",
+    "climbing": "nothing is wrong: it climbs",
+    "fell": "it lost much of what it had: no plateau but a collapse",
+    "unclear": "no trend can be told from its noise",
+    "unknown": "none of the known causes stands out",
+}
+STATES = {"still": "stands still", "climbing": "climbs", "fell": "fell", "unclear": "shows no clear trend"}
+
+
+def main(args: Args) -> None:
+    source = args.runs[0]
+    if args.intervene:
+        return intervene(args, source)
+    if args.how_many:
+        return count_environments(args, source)
+    if not source.endswith(".csv") and Path(source).is_file():
+        raise UsageError(f"{source}: is neither a run's folder nor a .csv file")
+    columns = dict(column.partition("=")[::2] for column in args.columns)
+    if not all(columns.values()):
+        raise UsageError(f"--columns {' '.join(args.columns)}: must be KEY=NAME, such as global_step=timesteps")
+    script, saved, folder = None, None, Path(source)
+    if source.endswith(".csv"):
+        courses = diagnosis.of_csv(folder, columns)
+    else:
+        record = arguments.read_record(folder, "doctor.py")
+        script, courses = record["script"], diagnosis.of_run(folder)
+        saved = record["args"] if isinstance(record["args"], dict) else None
+    found = [diagnosis.diagnose(course) for course in courses]
+    label = Counter(label for label, _, _ in found).most_common(1)[0][0]
+    if args.json:
+        seeds = [{"label": label, **t._asdict(), **n._asdict()} for label, t, n in found]
+        print(json.dumps({"run": source, "label": label, "seeds": plain(seeds)}, indent=1))
+    else:
+        print("\n".join(report(source, script, saved, courses, found, label)))
+    out = Path(args.out or (folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"))
+    try:
+        draw(source, courses, found, out)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written ({error.strerror})") from None
+    if not args.json:
+        print(f"picture: {out}")
+    return None
+
+
+def plain(value: Any) -> Any:
+    """NaN and infinity as null, for JSON."""
+    if isinstance(value, dict):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+Found = list[tuple[str, Trend, Numbers]]
+
+
+def report(
+    source: str, script: str | None, saved: dict | None, courses: list[Course], found: Found, label: str
+) -> list[str]:
+    """The diagnosis in about ten lines."""
+    steps, seeds = courses[0].steps[-1], len(courses)
+    about = f"{script}.py on {saved.get('env_id', '?')}, " if script and saved else ""
+    updates = f", {courses[0].num_updates:,.0f} updates" if np.isfinite(courses[0].num_updates) else ""
+    lines = [f"{source}: {about}{seeds} seed{'s' * (seeds > 1)}, {engineering(steps)} steps{updates}"]
+    of_label = [(t, n) for name, t, n in found if name == label]
+    others = Counter(name for name, _, _ in found if name != label)
+    t = Trend(Counter(t.state for t, _ in of_label).most_common(1)[0][0], *mean([t[1:] for t, _ in of_label]))
+    n = Numbers(*mean([n for _, n in of_label]))
+    if t.state in STATES:
+        since = f" since {engineering(courses[0].steps[int(t.since)])} steps" if t.state == "still" else ""
+        change = f"{t.change:+.3g} ({t.change - t.error:+.3g} to {t.change + t.error:+.3g})"
+        over = "since then" if since else "since its best" if t.state == "fell" else "over the last half"
+        lines.append(f"{STATES[t.state]}{since}: return {t.level:.4g}, {over} {change}; best {t.best:.4g}")
+    more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
+    of = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
+    lines.append(f"likely: {CAUSES[label]}{of}")
+    lines += ["  " + line for line in evidence(n, label)]
+    tries = advice(label, source, script, saved)
+    return lines + (["try, in this order:"] if tries else []) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
+
+
+def mean(rows: list) -> list[float]:
+    """Column means, ignoring NaN."""
+    columns = np.array(rows, np.float64).T
+    return [float(np.nanmean(column)) if np.isfinite(column).any() else np.nan for column in columns]
+
+
+def engineering(number: float) -> str:
+    """1234567 -> 1.23M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def evidence(n: Numbers, label: str) -> list[str]:
+    """The numbers for the cause, then those that rule out others."""
+    share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
+    fresh = f"{n.fresh:.2g} ± {n.fresh_error:.2g} on fresh ones{share}"
+    gain = f"an update gains {n.own:.2g} on its own transitions, {fresh}"
+    if not np.isfinite(n.own):
+        gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"
+    said = {
+        "gain": gain,
+        "kl": f"KL of an update {n.kl:.2g}",
+        "entropy": f"entropy {n.entropy:.3g}, {n.first_entropy:.3g} at the start",
+        "critic": f"explained variance {n.explained_variance:.2f}",
+        "network": f"dormant units {100 * n.dormant:.0f} %",
+    }
+    values = {"kl": n.kl, "entropy": n.entropy, "critic": n.explained_variance, "network": n.dormant}
+    said = {key: text for key, text in said.items() if np.isfinite(values.get(key, 0.0))}
+    first = {"slow": "kl", "settled": "gain", "critic": "critic", "network": "network"}.get(label, "gain")
+    own = [first, *(["entropy"] if label in ("settled", "slow") else ["kl"] if label == "noise" else [])]
+    own = [key for key in own if key in said]
+    rest = [said[key] for key in said if key not in own]
+    lines = {"for it": [said[key] for key in own], "beside it": rest}
+    return [f"{title}: {'; '.join(texts)}" for title, texts in lines.items() if texts]
+
+
+def advice(label: str, source: str, script: str | None, saved: dict | None) -> list[str]:
+    """What to try, in order, as commands that work when pasted, each with where it has to start."""
+    if script is None or saved is None or label == "climbing":
+        return []
+    a = arguments_of(script, saved)
+    again = lambda **changes: shlex.join(command(script, a, changes))  # noqa: E731
+    branch = lambda **changes: again(**changes, init_from=source)  # noqa: E731
+    doctor = f"python doctor.py {shlex.quote(source)}"
+    test = f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"
+    envs = f"{again(num_envs=8 * a.num_envs)}   # from scratch; give it more --total-timesteps, too"
+    if hasattr(a, "com") and a.com is not None:
+        smaller = {"com": 16 * a.com}
+    else:
+        smaller = {"clip_eps": a.clip_eps / 4} if hasattr(a, "clip_eps") else {"learning_rate": a.learning_rate / 4}
+    more_entropy = {"ent_coef": 5 * getattr(a, "ent_coef", 0.0) or 0.01}
+    tries = {
+        "noise": [
+            *[f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS),
+            envs,
+            f"{again(**smaller)}   # a smaller outer step, from scratch",
+            test,
+        ],
+        "settled": [
+            "nothing, if this return is the best that there is",
+            *[f"{again(**more_entropy)}   # from scratch: a settled policy rarely finds back"] * hasattr(a, "ent_coef"),
+            envs,
+        ],
+        "exploration": [
+            envs,
+            *[f"{again(**more_entropy)}   # from scratch"] * hasattr(a, "ent_coef"),
+        ],
+        "slow": [
+            f"{branch(learning_rate=10 * a.learning_rate)}   # from the checkpoint; then 10 x again",
+            test,
+        ],
+        "critic": [
+            *[f"{branch(vf_coef=0.5)}   # from the checkpoint"] * (getattr(a, "vf_coef", 1.0) < 0.5),
+            f"{again(norm_reward=True)}   # from scratch: targets of size 1",
+            *[f"{again(clip_vloss=False)}   # from scratch: lets the values move"] * getattr(a, "clip_vloss", False),
+            test,
+        ],
+        "network": [
+            f"{again(learning_rate=a.learning_rate / 10)}   # from scratch: dead units stay dead",
+            *[f"{again(activation='tanh')}   # from scratch"] * (getattr(a, "activation", "tanh") == "relu"),
+        ],
+        "few updates": [f"{again(total_timesteps=10 * a.total_timesteps)}   # ten times as long, from scratch"],
+        "diverged": [f"{again(learning_rate=a.learning_rate / 10)}   # from scratch, or from a checkpoint before it"],
+        "fell": [f"{again(**smaller)}   # a smaller step, from scratch or --init-from {source}@UPDATE before the fall"],
+    }
+    return tries.get(label, [test])
+
+
+def arguments_of(script: str, saved: dict) -> Any:
+    """The arguments of a run, without how it was started."""
+    kind = importlib.import_module(script).Args
+    known = {name: value for name, value in saved.items() if name in kind.__dataclass_fields__}
+    anew = {"run_name": None, "resume": None, "init_from": None, "num_devices": None, "fresh_critic": False}
+    known |= {name: value for name, value in anew.items() if name in kind.__dataclass_fields__}
+    return kind(**arguments.typed(kind, known, f"{script}.py"))
+
+
+def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
+    """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
+    changed = args if "init_from" in changes else replace(args, init_from=None)
+    values = {name: getattr(changed, name) for name in args.__dataclass_fields__} | changes
+    default = type(args)(env_id=args.env_id)
+    words = ["python", f"{script}.py"]
+    for name, value in values.items():
+        # Their number follows from their size.
+        if name == "num_minibatches" or value is None or (value == getattr(default, name) and name != "env_id"):
+            continue
+        if isinstance(value, bool):
+            words.append(flag(name) if value else "--no-" + flag(name)[2:])
+        else:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            words += [flag(name), *map(str, shown if isinstance(shown, tuple) else (shown,))]
+    return words
+
+
+def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
+    """Return, gains and KL of each seed, and where it began to stand still."""
+    from matplotlib.figure import Figure
+
+    panels = {
+        "charts/episodic_return": "episode return",
+        "gains": "gain of an update: own (dashed), fresh",
+        "outer/kl": "KL of an update (nats)",
+        "losses/entropy": "entropy (nats)",
+    }
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+        for i, (course, (_, t, _)) in enumerate(zip(courses, found, strict=True)):
+            colour = plots.COLOURS[i % len(plots.COLOURS)]
+            width = max(1, len(course.steps) // 40)
+            keys = {"outer/own_gain": "--", "outer/fresh_gain": "-"} if key == "gains" else {key: "-"}
+            for name, style in keys.items():
+                if np.isfinite(course[name]).any():
+                    smooth = plots.running_mean(course[name][:, None], width)[:, 0]
+                    axes.plot(course.steps, smooth, style, color=colour, linewidth=1)
+            if t.state == "still" and key == "charts/episodic_return":
+                axes.axvline(course.steps[t.since], color=colour, linewidth=0.8, linestyle=":")
+        if key == "gains":
+            axes.axhline(0.0, color="black", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.grid(linewidth=0.5, alpha=0.35)
+    figure.supxlabel("environment steps (running means; dotted: since when the return stands still)", fontsize=9)
+    figure.suptitle(source, fontsize=10)
+    figure.savefig(out, dpi=120)
+
+
+def checkpoint_of(source: str, by: str) -> tuple[str, Any, str]:
+    """-> script, arguments and RUN@UPDATE of the checkpoint that is branched."""
+    folder, record, updates = checkpoints.find_checkpoint(source, by)
+    args = arguments_of(record["script"], record["args"])
+    at = updates[-1]
+    if getattr(args, "anneal_lr", False):  # a branch keeps the rate that the run had reached
+        rate = args.learning_rate * max(1 - at / args.num_updates, 1 / args.num_updates)
+        args = replace(args, learning_rate=rate, anneal_lr=False)
+    return record["script"], args, f"{folder}@{at}"
+
+
+def intervene(args: Args, source: str) -> None:
+    """Runs the branches, prints which lever lifts the return above the control, and draws them."""
+    script, saved, run = checkpoint_of(source, "--intervene")
+    if script == "sfl_kinetix":
+        raise UsageError("--intervene: not for sfl_kinetix.py, whose levels depend on the run")
+    known = levers.levers_of(script, saved, args.fresh)
+    unknown = [name for name in args.levers if name not in known]
+    if unknown:
+        raise UsageError(f"--levers {unknown[0]}: for this run there are {', '.join(list(known)[1:])}")
+    wanted = {"control", *(args.levers or known)}
+    chosen = {name: lever for name, lever in known.items() if name in wanted}
+    budget = args.budget or saved.total_timesteps // 4
+    most = max(lever.flags.get("num_envs", saved.num_envs) for lever in chosen.values()) * saved.num_steps
+    if budget < most:
+        raise UsageError(f"--budget {budget}: less than one update of {most} steps; take ten or more, {10 * most}")
+    folder = Path(source.rpartition("@")[0] or source) / "doctor"
+    cells = levers.cells_of(run, script, saved, chosen, budget, range(args.seeds), args.fresh)
+    missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
+    if args.dry_run:
+        return print("\n".join(grid.paste(cell, folder) for cell in missing))
+    if args.launch == "slurm" and missing:
+        words = lambda cell: [sys.executable, *grid.command(cell, folder)[1:]]  # noqa: E731
+        return print("\n".join(grid.write_slurm(missing, folder, "doctor", words)))
+    failed = []
+    if missing and args.launch == "here":
+        say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        failed = grid.run_missing(missing, folder, args.jobs or cores, say)
+    found = levers.outcomes(folder, cells)
+    if args.json:
+        rows = [o._asdict() | {"returns": o.returns.tolist(), "found": o.found} for o in found]
+        print(json.dumps({"run": run, "fresh": args.fresh, "budget": budget, "levers": plain(rows)}, indent=1))
+    else:
+        start = "from scratch" if args.fresh else f"from {run}"
+        print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
+        for o in found:
+            shown = f"{np.nanmean(o.returns):10.4g}" if np.isfinite(o.returns).any() else "         -"
+            against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}" if o.lever != "control" else ""
+            print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
+    name = "levers_from_scratch.png" if args.fresh else "levers.png"
+    draw_levers(run, folder, cells, chosen, folder.parent / name)
+    if failed:
+        raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
+    return None
+
+
+def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], out: Path) -> None:
+    """The mean return of each lever's branches over their steps, and the control in black in every panel."""
+    from matplotlib.figure import Figure
+
+    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for name in chosen:
+        own = [levers.curve(folder, c) for (lever, _), c in cells.items() if lever == name]
+        own = [(x, y) for x, y in own if len(x)]
+        if own:
+            length = min(len(x) for x, _ in own)
+            curves[name] = own[0][0][:length], np.concatenate([y[:length] for _, y in own], axis=1)
+    others = [name for name in curves if name != "control"]
+    if "control" not in curves or not others:
+        return
+    columns = min(4, len(others))
+    figure = Figure(figsize=(2.9 * columns, 2.4 * -(-len(others) // columns)), layout="constrained")
+    panels = figure.subplots(-(-len(others) // columns), columns, squeeze=False, sharey=True).flat
+    for axes in panels:
+        axes.set_visible(False)
+    for axes, name in zip(figure.axes, others, strict=False):
+        axes.set_visible(True)
+        for lever, colour in (("control", "black"), (name, plots.COLOURS[0])):
+            x, y = curves[lever]
+            axes.plot(x, y, color=colour, linewidth=0.5, alpha=0.35)
+            axes.plot(x, y.mean(1), color=colour, linewidth=1.6)
+        axes.set_title(chosen[name].what, fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(linewidth=0.5, alpha=0.35)
+    figure.supxlabel(f"environment steps after {run}; black: nothing changed", fontsize=8)
+    figure.supylabel("episode return", fontsize=8)
+    figure.savefig(out, dpi=120)
+    say(f"picture: {out}")
+
+
+def count_environments(args: Args, source: str) -> None:
+    """Prints the gain of an update over its number of environments, the critical number, and what to choose."""
+    if args.half >= 1:
+        raise UsageError(f"--half {args.half}: must be less than 1")
+    saved, points = how_many.measure(source, args.over, args.values, args.keys, args.seed_index, say)
+    fit = how_many.critical_size(points) if args.over == "num_envs" else None
+    if args.json:
+        rows = [p._asdict() | {"quotient": p.quotient} for p in points]
+        return print(json.dumps(plain({"run": source, "over": args.over, "points": rows, "critical": fit}), indent=1))
+    print(f"single updates from {source}, judged on fresh transitions of the new policy (± 95 %):")
+    titles = f"{'own gain':>9} {'fresh gain':>18} {'fresh/own':>9} {'per M steps':>11} {'per s':>8} {'KL':>8}"
+    print(f"{flag(args.over)[2:]:>14} {titles}")
+    for p in points:
+        fresh = f"{p.fresh:.4f} ± {how_many.Z * p.error:.4f}"
+        print(
+            f"{p.value:>14g} {p.own:>9.4f} {fresh:>18} {p.quotient:>9.2f} {1e6 * p.fresh / p.transitions:>11.4f} "
+            f"{p.fresh / p.seconds:>8.4f} {p.kl:>8.2g}"
+        )
+    if fit is not None:
+        print("\n".join(recommendation(saved, points, fit, args.half)))
+    return None
+
+
+def recommendation(saved: Any, points: list[how_many.Point], fit: tuple[float, float, float], half: float) -> list[str]:
+    """What the measurement says to somebody with a budget of samples, or of time."""
+    size, low, high = fit
+    if not np.isfinite(size):
+        return [
+            "no update gained anything on fresh transitions, however large: a smaller step, or nothing is left to gain"
+        ]
+    wanted = size * half / (1 - half)
+    said = [
+        f"half of an update is signal at N_c = {size:,.0f} environments ({low:,.0f} to {high:,.0f}), if fresh / own is "
+        f"N / (N + N_c)"
+    ]
+    if half != 0.5:
+        said.append(f"a share of {half:g} is signal at {wanted:,.0f}")
+    here = min(points, key=lambda p: abs(p.num_envs - saved.num_envs))
+    if here.fresh - how_many.Z * here.error <= 0:
+        said.append(f"at {here.num_envs:,} no gain can be seen: take more environments, or a smaller step")
+    sure = [p for p in points if p.fresh - how_many.Z * p.error > 0]
+    if sure:
+        by_sample = max(sure, key=lambda p: p.fresh / p.transitions)
+        by_time = max(sure, key=lambda p: p.fresh / p.seconds)
+        said.append(f"most gain per environment step: {by_sample.num_envs:,}; per second here: {by_time.num_envs:,}")
+    return said
+
+
+if __name__ == "__main__":
+    run_main(main, Args)

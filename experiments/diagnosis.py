@@ -1,0 +1,248 @@
+"""Reads a run's curves and says whether it climbs, stands still, fell or diverged, and the likely cause.
+
+Everything is judged seed by seed. Thresholds are module constants; they were chosen on seeds 100 to 109 of
+experiments/doctor_cases.py, and judged on its seeds 0 to 9.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.run import plots
+from common.run.arguments import UsageError
+
+BLOCKS = 20  # a curve is judged by the means of so many equal parts
+STILL = 0.1  # a change of less than this share of all that the run ever gained is none
+FELL = 0.3  # a loss of more than this share of it is a fall
+MIN_UPDATES, MIN_LINES = 30, 15
+
+# What other trainers call the same thing, by the name that it has here. SB3 logs the negative entropy.
+STEP, RETURN = "global_step", "charts/episodic_return"
+FOREIGN = {
+    "CleanRL": {RETURN: "charts/episodic_return", STEP: "global_step", "outer/kl": "losses/approx_kl"},
+    "Stable-Baselines3": {
+        RETURN: "rollout/ep_rew_mean",
+        STEP: "time/total_timesteps",
+        "outer/kl": "train/approx_kl",
+        "-losses/entropy": "train/entropy_loss",
+        "losses/explained_variance": "train/explained_variance",
+        "losses/clipfrac": "train/clip_fraction",
+    },
+    "rsl_rl": {RETURN: "Train/mean_reward", STEP: "Step", "losses/entropy": "Loss/entropy"},
+}
+
+
+LOSSES = ("losses/policy_loss", "losses/value_loss", "losses/td_loss")  # None in the last line: not finite
+
+
+class Course(NamedTuple):
+    """The curves of one seed. values: key -> [T], NaN where a line lacks it."""
+
+    steps: np.ndarray
+    values: dict[str, np.ndarray]
+    num_updates: float
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.values.get(key, np.full(len(self.steps), np.nan))
+
+
+class Trend(NamedTuple):
+    """How the return of a seed went. since: index of the line from which on it stands still (0 if it does not)."""
+
+    state: str  # climbing, still, fell, diverged, few updates, unclear
+    since: int
+    level: float  # mean return from there on, or of the last quarter
+    change: float  # over that time, by a straight line ...
+    error: float  # ... and half of its 95 % interval
+    gained: float  # what the run has gained in all, from its first to its best block
+    best: float
+
+
+def of_run(folder: Path) -> list[Course]:
+    """The courses of a run's seeds, from its metrics.jsonl."""
+    lines = [line for line in plots.read_lines(folder) if not any(key.startswith("eval/") for key in line)]
+    if not lines:
+        raise UsageError(f"{folder}: no line of training in its metrics.jsonl")
+    seeds = max(np.size(value) for line in lines for value in line.values())
+    keys = dict.fromkeys(key for line in lines for key in line)
+    table = {key: np.full((len(lines), seeds), np.nan) for key in keys}
+    for i, line in enumerate(lines):
+        for key, value in line.items():
+            value = np.array(value, np.float64)  # None becomes NaN
+            if value.size in (1, seeds):
+                table[key][i] = value
+    return [
+        Course(table[STEP][:, s], {k: v[:, s] for k, v in table.items()}, lines[-1]["update"]) for s in range(seeds)
+    ]
+
+
+def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
+    """The course in another trainer's CSV. columns: key here -> name there; without it, known names are tried."""
+    try:
+        with open(file, newline="", encoding="utf-8", errors="replace") as text:
+            rows = list(csv.DictReader(text))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
+    there = list(rows[0]) if rows else []
+    known = next((names for names in FOREIGN.values() if {names[RETURN], names[STEP]} <= set(there)), {})
+    names = {name.lstrip("-"): name for name in known}
+    chosen = {name: known[spelled] for name, spelled in names.items()} | columns
+    for name in (STEP, RETURN):
+        if chosen.get(name) not in there:
+            said = f"no column {chosen[name]}" if name in chosen else f"which column is {name}?"
+            hint = f"it has {', '.join(there[:12])}{', ...' * (len(there) > 12)}" if there else "it has no rows"
+            raise UsageError(f"{file}: {said} --columns {name}=NAME says so; {hint}")
+
+    def number(text: Any) -> float:
+        try:
+            return float(text)
+        except (TypeError, ValueError):
+            return np.nan
+
+    values = {key: np.array([number(row.get(name)) for row in rows]) for key, name in chosen.items() if name in there}
+    for name, spelled in names.items():
+        if spelled.startswith("-") and name in values and name not in columns:
+            values[name] = -values[name]
+    values |= {name: np.array([number(row.get(name)) for row in rows]) for name in there if name not in values}
+    kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
+    if not kept.any():
+        raise UsageError(f"{file}: no row with numbers in both {chosen[STEP]} and {chosen[RETURN]}")
+    values = {key: value[kept] for key, value in values.items()}
+    return [Course(values[STEP], values, np.inf)]
+
+
+def blocks_of(values: np.ndarray, number: int = BLOCKS) -> np.ndarray:
+    """Means of equal parts, ignoring NaN. [T] -> [number]."""
+    return np.array([np.nanmean(part) for part in np.array_split(values, number)])
+
+
+def line_through(values: np.ndarray) -> tuple[float, float]:
+    """The change of a straight line through the values from its first to its last, and half of its 95 % interval."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    x = np.arange(n) - (n - 1) / 2
+    slope = x @ values / (x @ x)
+    residual = values - values.mean() - slope * x
+    error = np.sqrt(residual @ residual / (n - 2) / (x @ x))
+    return slope * (n - 1), float(stdtrit(n - 2, 0.975)) * error * (n - 1)
+
+
+def trend(course: Course) -> Trend:
+    """How the return went, and since when it stands still if it does."""
+    known = np.isfinite(course[RETURN])
+    returns = course[RETURN][known]
+    nothing = Trend("few updates", 0, float(returns.mean()) if len(returns) else np.nan, np.nan, np.nan, np.nan, np.nan)
+    losses = [
+        course[key] for key in ("losses/policy_loss", "losses/value_loss", "losses/td_loss") if key in course.values
+    ]
+    if losses and np.isnan(losses[0][-1]):
+        return nothing._replace(state="diverged")
+    if course.num_updates < MIN_UPDATES or len(returns) < MIN_LINES:
+        return nothing
+    blocks = blocks_of(returns, min(BLOCKS, len(returns) // 3))
+    n = len(blocks)
+    rolling = np.convolve(blocks, np.ones(3) / 3, mode="valid")
+    # Second differences, so that a climb is no noise; its median, so that a jump is none either.
+    noise = np.median(np.abs(np.diff(blocks, 2))) / 0.6745 / np.sqrt(6)
+    gained = rolling.max() - blocks[0]
+    scale = max(gained, 4 * noise, 0.02 * np.abs(blocks).max(), 1e-9)
+    change, error = line_through(blocks[-max(5, n // 2) :])
+    result = Trend("unclear", 0, float(blocks[-n // 4 :].mean()), change, error, gained, rolling.max())
+    lost = rolling.max() - rolling[-1]
+    if lost > FELL * scale and lost > 4 * noise and gained > 4 * noise:
+        return result._replace(state="fell", change=-lost, error=2 * noise)
+    for size in range(n, max(5, n // 4) - 1, -1):
+        change, error = line_through(blocks[-size:])
+        if change + error < STILL * scale and change - error > -2 * STILL * scale:
+            at = len(returns) - sum(len(part) for part in np.array_split(returns, n)[-size:])
+            level = float(blocks[-size:].mean())
+            return result._replace(
+                state="still", since=int(np.flatnonzero(known)[at]), level=level, change=change, error=error
+            )
+    change, error = line_through(blocks[-max(5, n // 2) :])
+    if change - error > 0:
+        return result._replace(state="climbing")
+    return result
+
+
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    """Mean, and its standard error from the means of up to ten blocks, whose lines need not be independent."""
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return (float(values.mean()) if len(values) else np.nan), np.nan
+    parts = blocks_of(values, min(10, len(values)))
+    return float(values.mean()), float(parts.std(ddof=1) / np.sqrt(len(parts)))
+
+
+class Numbers(NamedTuple):
+    """What decides on the cause: means from `Trend.since` on, or over the last half of the run."""
+
+    own: float  # gain of an update on its own transitions
+    fresh: float  # ... and on fresh ones,
+    fresh_error: float  # with twice its standard error
+    kl: float
+    entropy: float
+    first_entropy: float  # of the first lines
+    explained_variance: float
+    dormant: float
+    spread: float  # of the returns: standard deviation over lines, of the whole run
+
+
+def numbers(course: Course, t: Trend) -> Numbers:
+    half = len(course.steps) // 2
+    start = t.since if t.state == "still" else half
+    late = lambda key: mean_and_error(course[key][start:])[0]  # noqa: E731
+    fresh, error = mean_and_error(course["outer/fresh_gain"][start:])
+    first = course["losses/entropy"][np.isfinite(course["losses/entropy"])][:3]
+    returns = course[RETURN][np.isfinite(course[RETURN])]
+    return Numbers(
+        late("outer/own_gain"),
+        fresh,
+        2 * error,
+        late("outer/kl"),
+        late("losses/entropy"),
+        float(first.mean()) if len(first) else np.nan,
+        late("losses/explained_variance"),
+        late("plasticity/dormant_neurons"),
+        float(returns.std()) if len(returns) else np.nan,
+    )
+
+
+# Thresholds of the causes.
+NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
+DORMANT = 0.5  # share of dormant units
+TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
+SETTLED_GAIN, SETTLED_ENTROPY = 0.004, 0.05  # an update that does nothing even on its own data; share of first entropy
+NO_CRITIC = 0.1  # explained variance
+
+
+def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
+    """The first cause that fits, or the state if that is no standstill, or "unknown". -> label, trend, numbers."""
+    t = trend(course)
+    n = numbers(course, t)
+    if t.state in ("diverged", "few updates"):
+        return t.state, t, n
+    # An update that fresh transitions would take back is none of a climb, whatever a wild curve looks like.
+    thrashes = n.fresh + n.fresh_error < 0 and n.own > SETTLED_GAIN
+    if t.state == "climbing" and not thrashes:
+        return "climbing", t, n
+    label = "fell" if t.state == "fell" else "unclear" if t.state == "unclear" else "unknown"
+    # By far the most certain first.
+    if n.spread <= NO_SPREAD * abs(t.level):
+        label = "exploration"
+    elif n.dormant > DORMANT:
+        label = "network"
+    elif n.kl < TINY_KL and n.entropy > SAME_ENTROPY * n.first_entropy:
+        label = "slow"
+    elif thrashes:
+        label = "noise"
+    elif n.own < SETTLED_GAIN or 0 <= n.entropy < SETTLED_ENTROPY * n.first_entropy:
+        label = "settled"
+    elif n.explained_variance < NO_CRITIC:
+        label = "critic"
+    elif n.fresh - n.fresh_error <= 0 and t.state != "fell":
+        label = "noise"
+    return label, t, n

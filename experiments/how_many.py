@@ -1,0 +1,174 @@
+"""How many environments does a run need? Single updates from a checkpoint, each judged on fresh transitions.
+
+An update on n transitions gains |g|^2 + s^2 / n on its own data, to first order, and |g|^2 on fresh data, where g is
+the gradient that the update follows and s^2 the variance of one transition's part in it. So fresh / own is n / (n + B),
+B = s^2 / |g|^2: the simple noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162), but of a whole
+update. In environments it is N / (N + N_c): at N_c half of an update is signal. The training does not go on.
+"""
+
+import importlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from common.run import arguments, checkpoints, devices, memory
+from common.run.arguments import UsageError, flag
+
+SCRIPTS = ("ppo", "ppo_ewma")
+FACTORS = {"num_envs": (0.25, 1, 4, 16, 64)}
+OTHER_FACTORS = (0.25, 0.5, 1, 2, 4)
+SAMPLE = 2**18  # transitions on which gains are measured: of an update all, if it has no more; fresh ones as many
+CHUNK = 2**21  # transitions that are collected at once
+Z = 1.96
+
+
+class Point(NamedTuple):
+    """What single updates with one value of the flag gained: means over keys, the fresh gain with its standard error.
+    Gains are in standard deviations of the advantage."""
+
+    value: float
+    num_envs: int
+    transitions: int
+    keys: int
+    own: float
+    fresh: float
+    error: float
+    kl: float
+    seconds: float  # of one update, on this machine
+
+    @property
+    def quotient(self) -> float:
+        """How much of the update is signal."""
+        return self.fresh / self.own
+
+
+class Start(NamedTuple):
+    """One seed of a checkpoint, as NumPy arrays. environments: [N, ...]."""
+
+    learner: Any
+    environments: Any
+
+
+def measure(
+    run: str, over: str, values: Sequence[float], keys: int, seed: int, say: Callable[[str], None]
+) -> tuple[Any, list[Point]]:
+    """Makes single updates for each value of the flag `over`, from the checkpoint RUN or RUN@UPDATE: `keys` of them,
+    and up to 16 x as many where the update is smaller than the run's. -> the run's arguments, points."""
+    script, args, folder, updates = find(run)
+    if not hasattr(args, over):
+        raise UsageError(f"--over {over}: {script.__name__}.py has no {flag(over)}")
+    if not 0 <= seed < args.num_seeds:
+        raise UsageError(f"--seed-index {seed}: {run} has seeds 0 to {args.num_seeds - 1}")
+    factors = FACTORS.get(over, OTHER_FACTORS)
+    values = list(values) or [getattr(args, over) * factor for factor in factors]
+    devices.start(args)
+    start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
+    rate = args.learning_rate * (1 - update / args.num_updates if args.anneal_lr else 1)
+    args = replace(args, num_seeds=1, num_devices=len(jax.devices()), learning_rate=rate, anneal_lr=False)
+    settings = {value: with_value(args, over, value) for value in values}
+    script.KL_SAMPLE = SAMPLE
+    judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
+    points = []
+    for value, changed in settings.items():
+        program, rows = Program(script, changed), []
+        for key in range(keys * min(16, max(1, round(args.batch_size / changed.batch_size)))):
+            learner, own, seconds = program.update(start.learner, start.environments, key)
+            # Fresh transitions from the same states, by the new policy: would they take the update back?
+            _, judged, _ = judge.update(learner, start.environments, 1000 + key, previous=start.learner.params)
+            gains = own["outer/own_gain"], judged["outer/fresh_gain"], judged["outer/fresh_gain_se"]
+            rows.append((*gains, own["outer/kl"], seconds))
+        own, fresh, errors, kl, seconds = np.array(rows, np.float64).T
+        # The spread over keys holds the luck of the update and of the judge; with few keys it is too uncertain alone.
+        spread = max(fresh.std(ddof=1) if len(rows) > 1 else 0.0, math.sqrt((errors**2).mean())) / math.sqrt(len(rows))
+        numbers = (own.mean(), fresh.mean(), spread, kl.mean(), np.median(seconds))
+        points.append(Point(value, changed.num_envs, changed.batch_size, len(rows), *map(float, numbers)))
+        say(f"{flag(over)} {value:g}: own gain {own.mean():.4f}, fresh {fresh.mean():.4f} ± {Z * spread:.4f}")
+    return args, points
+
+
+def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
+    """-> the script of RUN or RUN@UPDATE, its arguments, its folder, the updates to choose from."""
+    folder, record, updates = checkpoints.find_checkpoint(run, "--how-many")
+    if record["script"] not in SCRIPTS:
+        raise UsageError(f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(SCRIPTS)}")
+    script = importlib.import_module(record["script"])
+    saved = arguments.typed(script.Args, record["args"], f"--how-many {run}")
+    known = {name: value for name, value in saved.items() if name in script.Args.__dataclass_fields__}
+    args = script.Args(**known | {"resume": None, "init_from": None, "distributed": False, "num_devices": None})
+    return script, arguments.apply_scaling(args), folder, updates
+
+
+def restore(
+    script: ModuleType, args: Any, folder: Path, updates: list[int], seed: int, where: str
+) -> tuple[Start, int]:
+    """The learner and the environments in the newest intact checkpoint among `updates`. -> start, its update."""
+    _, _, _, init, _, _, keys = script.build(replace(args, num_devices=1))
+    shapes, here = jax.eval_shape(init, keys), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = {"learner": shapes.learner, "environments": shapes.environments}
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
+    state, update = checkpoints.restore_newest(folder, updates, like, where, partial=True)
+    if args.num_seeds > 1:
+        state = jax.tree.map(lambda x: x[seed], state)
+    environments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state["environments"])
+    return Start(*map(jax.device_get, (state["learner"], environments))), update
+
+
+def with_value(args: Any, over: str, value: float) -> Any:
+    """The arguments with one flag changed; more environments mean more minibatches, of the same size."""
+    if over == "num_envs":
+        return resized(args, value)
+    value = type(getattr(args, over))(value)
+    sizes = {"num_minibatches": None, "minibatch_size": value if over == "minibatch_size" else args.minibatch_size}
+    return replace(args, **{over: value}, **sizes) if over != "minibatch_size" else replace(args, **sizes)
+
+
+def resized(args: Any, num_envs: float) -> Any:
+    """The arguments with about as many environments, in parts that fit into memory."""
+    each = math.lcm(args.num_devices, args.minibatch_size // math.gcd(args.minibatch_size, args.num_steps))
+    num_envs = max(1, round(num_envs / each)) * each
+    minibatches = num_envs * args.num_steps // args.minibatch_size
+    fits = lambda c: num_envs * args.num_steps <= c * CHUNK and num_envs % (c * args.num_devices) == 0  # noqa: E731
+    chunks = next((c for c in arguments.divisors(minibatches) if fits(c)), 1)
+    sizes = {"num_envs": num_envs, "num_minibatches": minibatches, "num_rollout_chunks": chunks}
+    return replace(args, **sizes, total_timesteps=num_envs * args.num_steps)
+
+
+class Program:
+    """A script's update for some arguments, as its own `build` makes it."""
+
+    def __init__(self, script: ModuleType, args: Any):
+        self.args, _, _, _, self._step, _, _ = script.build(args)
+        self._state, self._compiled = script.TrainState, None
+
+    def update(self, learner: Any, environments: Any, key: int, previous: Any = None) -> tuple[Any, dict, float]:
+        """One update from a learner, with copies of the environments [n, ...]. -> learner, metrics, seconds."""
+        args, shape = self.args, (self.args.num_rollout_chunks, -1)
+        copies = np.arange(args.num_envs)
+        spread = jax.tree.map(lambda x: x[copies % len(x)].reshape(*shape, *x.shape[1:]), environments)
+        previous = learner.params if previous is None else previous
+        state = self._state(learner, spread, jax.random.key(key), np.int32(0), previous)
+        if self._compiled is None:
+            self._compiled = self._step.lower(state).compile()
+            memory.give_back()
+        began = time.perf_counter()
+        state, metrics, _ = self._compiled(state)
+        metrics = jax.device_get(metrics)
+        return state.learner, metrics, time.perf_counter() - began
+
+
+def critical_size(points: Sequence[Point], draws: int = 1000) -> tuple[float, float, float]:
+    """N_c of the law fresh = own N / (N + N_c): least squares weighted by the errors, and 95 % of the fits to fresh
+    gains drawn within their errors. Infinite if no point has a fresh gain above 0."""
+    envs, own, fresh, error = (np.array([getattr(p, n) for p in points]) for n in ("num_envs", "own", "fresh", "error"))
+    sizes = np.append(np.geomspace(envs.min() / 100, envs.max() * 100, 400), np.inf)
+    law = own * envs / (envs + sizes[:, None])
+    fit = lambda y: sizes[np.argmin((((y[..., None, :] - law) / error) ** 2).sum(-1), axis=-1)]  # noqa: E731
+    drawn = fit(fresh + error * np.random.default_rng(0).normal(size=(draws, len(points))))
+    return (float(fit(fresh)), *map(float, np.quantile(drawn, [0.025, 0.975], method="nearest")))

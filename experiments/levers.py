@@ -1,0 +1,116 @@
+"""Branches of a run, each with one thing changed: which of them lifts the return above the unchanged one?"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.run import plots
+from experiments import grid
+from experiments.diagnosis import RETURN
+
+# Flags of a run that a branch does not take over: how it was started, watched and stored.
+NOT_TAKEN = {
+    *("seed", "num_seeds", "total_timesteps", "run_name", "runs_dir", "resume", "init_from", "evaluate", "distributed"),
+    *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every", "num_eval_episodes", "capture_video", "track"),
+    *("plasticity_every", "num_devices", "fresh_critic", "scaling", "base_num_envs", "num_minibatches"),
+    *("coordinator_address", "num_processes", "process_id"),
+}
+
+
+class Lever(NamedTuple):
+    """One change to a run. flags: those that differ; script: that of the run unless named."""
+
+    what: str
+    flags: dict[str, Any]
+    script: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What a lever did: returns at the end of the branch [seeds], and the difference from the control's, seed by seed,
+    with half of its 95 % interval."""
+
+    lever: str
+    returns: np.ndarray
+    difference: float
+    width: float
+
+    @property
+    def found(self) -> str:
+        """lifts, lowers or undecided."""
+        if np.isnan(self.width) or abs(self.difference) <= self.width:
+            return "undecided"
+        return "lifts" if self.difference > 0 else "lowers"
+
+
+def levers_of(script: str, args: Any, fresh: bool) -> dict[str, Lever]:
+    """The levers that this run has, the control first. fresh: the branch starts from scratch."""
+    updates_of_com = args.update_epochs * args.num_minibatches / 2  # steps by which PPO's own proximal policy is behind
+    com = getattr(args, "com", None) or (updates_of_com if script == "ppo" else None)
+    found = {
+        "control": Lever("nothing changed", {}),
+        "envs": Lever("8 x the environments, more minibatches", {"num_envs": 8 * args.num_envs}),
+        "minibatch": Lever("8 x larger minibatches", {"minibatch_size": 8 * args.minibatch_size}),
+        "lr": Lever("a quarter of the learning rate", {"learning_rate": args.learning_rate / 4}),
+        "epochs": Lever("a quarter of the epochs", {"update_epochs": max(1, args.update_epochs // 4)}),
+    }
+    if args.batch_size % (8 * args.minibatch_size):
+        del found["minibatch"]
+    if args.update_epochs == 1:
+        del found["epochs"]
+    if hasattr(args, "clip_eps"):
+        found["eps"] = Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4})
+    if com is not None:
+        ewma = "ppo_ewma" if script == "ppo" else None
+        found["com"] = Lever("16 x the centre of mass", {"com": float(16 * com)}, ewma)
+    if hasattr(args, "ent_coef"):
+        ent = 5 * args.ent_coef or 0.01
+        found["entropy"] = Lever("5 x the entropy bonus" if args.ent_coef else "an entropy bonus", {"ent_coef": ent})
+    if hasattr(args, "fresh_critic") and not fresh:
+        found["critic"] = Lever("a fresh critic", {"fresh_critic": True})
+    return found
+
+
+def cells_of(
+    run: str, script: str, args: Any, levers: dict[str, Lever], budget: int, seeds: Sequence[int], fresh: bool
+) -> dict[tuple[str, int], grid.Cell]:
+    """The branches, by lever and seed. A run of several seeds is branched as a whole, each seed from its own state."""
+    together = args.num_seeds > 1
+    base = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in NOT_TAKEN}
+    default = type(args)(env_id=args.env_id)
+    base = {name: value for name, value in base.items() if value != getattr(default, name)}
+    base |= {"minibatch_size": args.minibatch_size, "num_envs": args.num_envs}
+    base |= {"num_eval_episodes": 0, "plasticity_every": 0, "checkpoint_every": 0, "halt_on_nan": False}
+    cells = {}
+    for name, lever in levers.items():
+        for seed in [args.seed] if together else seeds:
+            flags = base | lever.flags
+            updates = max(1, budget // (flags["num_envs"] * args.num_steps))
+            total = updates * flags["num_envs"] * args.num_steps
+            flags |= {"total_timesteps": total, "seed": seed, "num_seeds": args.num_seeds if together else 1}
+            flags |= {"log_every": max(1, updates // 100)}
+            flags |= {} if fresh else {"init_from": run}
+            cells[name, seed] = grid.named(lever.script or script, flags, {"lever": name, "seed": seed}, updates)
+    return cells
+
+
+def curve(folder: Path, cell: grid.Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [T] and returns [T, seeds] of a finished branch."""
+    return plots.series(plots.read_lines(folder / cell.name), RETURN)
+
+
+def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outcome]:
+    """What each finished lever did. The return of a branch is the mean over its last quarter."""
+    ends: dict[str, list[np.ndarray]] = {}
+    for (name, _), cell in cells.items():
+        _, returns = curve(folder, cell) if grid.state(cell, folder) == "finished" else (None, np.empty((0, 1)))
+        end = returns[-max(1, len(returns) // 4) :].mean(0) if len(returns) else np.full(returns.shape[1], np.nan)
+        ends.setdefault(name, []).append(end)
+    per_seed = {name: np.concatenate(values) for name, values in ends.items()}
+    found = []
+    for name, values in per_seed.items():
+        mean, width = plots.mean_and_ci(values - per_seed["control"])
+        found.append(Outcome(name, values, float(mean), float(width) if name != "control" else np.nan))
+    return found
