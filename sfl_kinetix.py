@@ -137,6 +137,8 @@ class Args(LevelArgs):
     # --- network ---
     network: Literal["transformer", "permutation-invariant"] = "transformer"
     """Kinetix's network over entities: 786k parameters, or 222k without attention."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -151,6 +153,7 @@ class Args(LevelArgs):
         needs = {
             "ewma_debias": (self.com is not None, "--com"),
             "max_importance_ratio": (self.com is not None, "--com"),
+            "compute_dtype": (self.network == "transformer", "--network transformer"),
             "learnability_steps": (self.learnability_estimator == "window", "--learnability-estimator window"),
             "learnability_episodes": (self.learnability_estimator == "episodes", "--learnability-estimator episodes"),
         }
@@ -645,7 +648,8 @@ def build(args: Args) -> tuple:
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
     args = settle_search(args, len(chosen))  # --resume has to use the same number
     suite = kinetix.make_entities(args.size)
-    env, network = envs.LevelEnv(suite, chunk // len(chosen)), ActorCritic(suite, MODELS[args.network])
+    env = envs.LevelEnv(suite, chunk // len(chosen))
+    network = ActorCritic(suite, MODELS[args.network], args.compute_dtype)
     on_devices = devices.OnDevices(chosen, args.num_seeds)
     rows, chunks = on_devices.split(0), on_devices.split(1)
     nothing = lambda _: Found(no_levels(args, env), tally(*jnp.zeros((2, 1)), jnp.zeros(1, bool)))  # noqa: E731

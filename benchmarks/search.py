@@ -48,6 +48,8 @@ class Args:
     """Transitions per minibatch."""
     network: str = "transformer"
     """Kinetix's transformer or permutation-invariant network."""
+    compute_dtype: str = "float32"
+    """sfl_kinetix.py's --compute-dtype; Kinetix has float32 only."""
     repetitions: int = 3
     """How many times to measure; the median is reported."""
     candidates: tuple[int, ...] = (256, 1024, 4096)
@@ -111,6 +113,7 @@ def make_peer(args: Any, env: Any, network: Any, params: Any) -> tuple[Any, Any]
 def main(given: Args) -> None:
     flags = dict(num_envs=given.num_envs, num_steps=given.num_steps, minibatch_size=given.minibatch_size)
     found = dict(num_candidates=128, search_batch=128, buffer_size=128, buffer_share=0.5, learnability_steps=256)
+    flags |= {"compute_dtype": given.compute_dtype} if given.compute_dtype != "float32" else {}
     args = sfl_kinetix.Args(network=given.network, total_timesteps=10**12, plasticity_every=0, **flags, **found)
     devices.start(args)
     args, env, network, programs, keys = sfl_kinetix.build(args)
@@ -185,6 +188,7 @@ def main(given: Args) -> None:
     record["peak_bytes"] = {}
     for number in given.candidates:
         command = [sys.executable, __file__, "--memory-of", str(number), "--network", given.network]
+        command += ["--compute-dtype", given.compute_dtype]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         record["peak_bytes"][number] = int(done.stdout.split()[-1])
         print(number, "candidates:", record["peak_bytes"][number] / 1e6, "MB", flush=True)

@@ -87,7 +87,7 @@ class Net(nn.Module):
 class ToyNetwork:
     """In place of Kinetix's."""
 
-    def __init__(self, suite=None, model=None):
+    def __init__(self, suite=None, model=None, compute_dtype=None):
         self.net = Net()
 
     def init(self, key):

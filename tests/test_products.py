@@ -9,7 +9,7 @@ import pytest
 import ppo
 import pqn
 from common.actions import Discrete
-from common.products import bfloat16_dot_general
+from common.products import bfloat16_dot_general, product_of_columns
 
 
 def rounded(x):
@@ -43,6 +43,17 @@ def test_gradients_are_products_of_rounded_factors(factors):
     np.testing.assert_allclose(by_x, rounded(slope) @ rounded(kernel).T, rtol=1e-4, atol=1e-4)
     expected = np.einsum("abi,abo->io", rounded(x), rounded(slope))
     np.testing.assert_allclose(by_kernel, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_product_of_columns_is_the_transposed_product(factors):
+    x, kernel, slope = factors[0].reshape(-1, 50), factors[1], factors[2].reshape(-1, 40)
+    for dtype, form in ((jnp.bfloat16, rounded), (jnp.float32, lambda x: x.astype(np.float64))):
+        found, gradient = jax.vjp(lambda *each: product_of_columns(dtype, *each), kernel, x.T)  # noqa: B023
+        by_kernel, by_x = gradient(slope.T)
+        assert found.dtype == by_kernel.dtype == by_x.dtype == jnp.float32
+        np.testing.assert_allclose(found, (form(x) @ form(kernel)).T, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(by_kernel, form(x).T @ form(slope), rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(by_x, (form(slope) @ form(kernel).T).T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("script", [ppo, pqn], ids=["ppo", "pqn"])

@@ -476,6 +476,10 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
         ({"max_importance_ratio": 2.0}, "--max-importance-ratio 2.0: has no effect without --com"),
         ({"ewma_debias": True}, "--ewma-debias True: has no effect without --com"),
         (
+            {"compute_dtype": "bfloat16", "network": "permutation-invariant"},
+            "--compute-dtype bfloat16: has no effect without --network transformer",
+        ),
+        (
             {"learnability_estimator": "episodes"},
             "--learnability-steps 9: has no effect without --learnability-estimator window",
         ),
@@ -638,6 +642,41 @@ def test_networks_have_kinetix_sizes_whatever_the_size_of_the_levels(kinetix_env
     assert sum(x.size for x in jax.tree.leaves(params)) == number
     larger = jax.eval_shape(init(kinetix.make_entities("l")), jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, larger)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["s", "l"])
+def test_the_fast_transformer_computes_what_kinetix_modules_do(size):
+    """Outputs and gradients, with and without absent shapes, joints and thrusters; in bfloat16 roughly."""
+    pytest.importorskip("kinetix")
+    suite = kinetix.make_entities(size)
+    networks = [ActorCritic(suite, MODELS["transformer"], dtype) for dtype in ("float32", "float32", "bfloat16")]
+    networks[0]._fast = None  # Kinetix's own modules
+    params = jax.tree.map(lambda x: x + 0.02, networks[0].init(jax.random.key(0)))
+    _, example = suite.start(suite.empty_level)
+
+    def random_entities(x, key):
+        if x.dtype == bool:
+            return jax.random.bernoulli(key, 0.7, (6, *x.shape))
+        if x.dtype == jnp.int32:  # of shapes, of which there are as many as rows of the attention mask
+            return jax.random.randint(key, (6, *x.shape), 0, example.attention_mask.shape[-1])
+        return jax.random.uniform(key, (6, *x.shape))
+
+    leaves, tree = jax.tree.flatten(example)
+    obs = jax.tree.unflatten(tree, map(random_entities, leaves, jax.random.split(jax.random.key(1), len(leaves))))
+
+    def loss(params, network):
+        dist, value = network.apply(params, obs)
+        return dist.entropy().sum() + value.sum(), (dist.probs(), value)
+
+    grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    (slope, out), fast, rough = [jax.tree.map(np.asarray, grad(params, network)) for network in networks]
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(slope))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5 * largest)
+    jax.tree.map(close, fast[0], slope)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), fast[1], out)
+    assert all(x.dtype == np.float32 for x in jax.tree.leaves(rough))
+    assert 1e-5 < np.abs(rough[1][1] - out[1]).max() < 0.03 * np.abs(out[1]).max()
 
 
 @pytest.mark.slow
