@@ -5,17 +5,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import profile_update
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_worker_measures_an_update_of_ppo():
-    sizes = {"num_envs": 16, "num_minibatches": 2, "num_steps": 8, "total_timesteps": 10**6}
-    spec = json.dumps({"system": "ours", "args": sizes, "updates": 3, "seconds": 0})
+@pytest.mark.parametrize("script", ["ppo", "pqn"])
+def test_a_worker_measures_an_update(script):
+    sizes = {"num_envs": 16, "num_minibatches": 2, "num_steps": 8, "update_epochs": 3, "total_timesteps": 10**6}
+    spec = json.dumps({"system": "ours", "script": script, "args": sizes, "updates": 3, "seconds": 0})
     done = subprocess.run([sys.executable, ROOT / "benchmarks/measure.py", spec], capture_output=True, text=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["updates"] == 3 and measured["steps_per_second"] > 0 and measured["peak_bytes"] > 0
+    assert measured["gradient_steps"] == 6 and measured["parameters"] > 0
 
 
 def test_the_parts_of_an_update_are_timed():
