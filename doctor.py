@@ -159,7 +159,7 @@ def report(
 ) -> list[str]:
     """The diagnosis in about ten lines."""
     steps, seeds = courses[0].steps[-1], len(courses)
-    about = f"{script}.py on {saved.get('env_id', '?')}, " if script and saved else ""
+    about = f"{script}.py on {arguments_of(script, saved).env_id}, " if script and saved else ""
     updates = f", {courses[0].num_updates:,.0f} updates" if np.isfinite(courses[0].num_updates) else ""
     lines = [f"{source}: {about}{seeds} seed{'s' * (seeds > 1)}, {engineering(steps)} steps{updates}"]
     of_label = [(t, n) for name, t, n in found if name == label]
@@ -222,51 +222,40 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
     if script is None or saved is None or label == "climbing":
         return []
     a = arguments_of(script, saved)
-    again = lambda **changes: shlex.join(command(script, a, changes))  # noqa: E731
-    branch = lambda **changes: again(**changes, init_from=source)  # noqa: E731
+    value = lambda name, other=0.0: getattr(a, name, None) or other  # noqa: E731
+
+    def again(why: str, **changes: Any) -> list[str]:
+        """The run's command with changes, if the script has these flags."""
+        known = all(name in a.__dataclass_fields__ for name in changes)
+        return [f"{shlex.join(command(script, a, changes))}   # {why}"] if known else []
+
     doctor = f"python doctor.py {shlex.quote(source)}"
-    test = f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"
-    envs = f"{again(num_envs=8 * a.num_envs)}   # from scratch; give it more --total-timesteps, too"
-    if hasattr(a, "com") and a.com is not None:
-        smaller = {"com": 16 * a.com}
-    else:
-        smaller = {"clip_eps": a.clip_eps / 4} if hasattr(a, "clip_eps") else {"learning_rate": a.learning_rate / 4}
-    more_entropy = {"ent_coef": 5 * getattr(a, "ent_coef", 0.0) or 0.01}
+    test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
+    test *= hasattr(a, "init_from") and script != "sfl_kinetix"
+    envs = again("from scratch; give it more --total-timesteps, too", num_envs=8 * value("num_envs", 1))
+    entropy = again("from scratch: a settled policy rarely finds back", ent_coef=5 * value("ent_coef", 0.002))
+    step = "a smaller outer step, from scratch"
+    smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
+    slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
+    total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
+    weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if value("vf_coef", 1.0) < 0.5 else []
+    if getattr(a, "vf_coef", None) == 0:
+        weight = again("from the checkpoint", vf_coef=0.5, init_from=source)
+    critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
+    tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
+    count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS)
     tries = {
-        "noise": [
-            *[f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS),
-            envs,
-            f"{again(**smaller)}   # a smaller outer step, from scratch",
-            test,
-        ],
-        "settled": [
-            "nothing, if this return is the best that there is",
-            *[f"{again(**more_entropy)}   # from scratch: a settled policy rarely finds back"] * hasattr(a, "ent_coef"),
-            envs,
-        ],
-        "exploration": [
-            envs,
-            *[f"{again(**more_entropy)}   # from scratch"] * hasattr(a, "ent_coef"),
-        ],
-        "slow": [
-            f"{branch(learning_rate=10 * a.learning_rate)}   # from the checkpoint; then 10 x again",
-            test,
-        ],
-        "critic": [
-            *[f"{branch(vf_coef=0.5)}   # from the checkpoint"] * (getattr(a, "vf_coef", 1.0) < 0.5),
-            f"{again(norm_reward=True)}   # from scratch: targets of size 1",
-            *[f"{again(clip_vloss=False)}   # from scratch: lets the values move"] * getattr(a, "clip_vloss", False),
-            test,
-        ],
-        "network": [
-            f"{again(learning_rate=a.learning_rate / 10)}   # from scratch: dead units stay dead",
-            *[f"{again(activation='tanh')}   # from scratch"] * (getattr(a, "activation", "tanh") == "relu"),
-        ],
-        "few updates": [f"{again(total_timesteps=10 * a.total_timesteps)}   # ten times as long, from scratch"],
-        "diverged": [f"{again(learning_rate=a.learning_rate / 10)}   # from scratch, or from a checkpoint before it"],
-        "fell": [f"{again(**smaller)}   # a smaller step, from scratch or --init-from {source}@UPDATE before the fall"],
+        "noise": [*count, *envs, *(smaller or slower), *test],
+        "settled": ["nothing, if this return is the best that there is", *entropy, *envs],
+        "exploration": [*envs, *entropy],
+        "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],
+        "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],
+        "network": [*again("from scratch: dead units stay dead", learning_rate=a.learning_rate / 10), *tanh],
+        "few updates": again("ten times as long, from scratch", **{total: 10 * getattr(a, total)}),
+        "diverged": slower,
+        "fell": [*(smaller or slower), *test],
     }
-    return tries.get(label, [test])
+    return tries.get(label, test)
 
 
 def arguments_of(script: str, saved: dict) -> Any:
@@ -280,9 +269,9 @@ def arguments_of(script: str, saved: dict) -> Any:
 
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
     """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
-    changed = args if "init_from" in changes else replace(args, init_from=None)
-    values = {name: getattr(changed, name) for name in args.__dataclass_fields__} | changes
-    default = type(args)(env_id=args.env_id)
+    values = {name: getattr(args, name) for name in args.__dataclass_fields__} | changes
+    fields = args.__dataclass_fields__
+    default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
     words = ["python", f"{script}.py"]
     for name, value in values.items():
         # Their number follows from their size.

@@ -73,6 +73,11 @@ def of_run(folder: Path) -> list[Course]:
             value = np.array(value, np.float64)  # None becomes NaN
             if value.size in (1, seeds):
                 table[key][i] = value
+    if RETURN not in table:
+        found = next((key for key in plots.PERFORMANCE.values() if key in table), None)
+        if found is None:
+            raise UsageError(f"{folder}: no line of its metrics.jsonl has {RETURN}")
+        table[RETURN] = table[found]
     return [
         Course(table[STEP][:, s], {k: v[:, s] for k, v in table.items()}, lines[-1]["update"]) for s in range(seeds)
     ]
@@ -149,6 +154,7 @@ def trend(course: Course) -> Trend:
     noise = np.median(np.abs(np.diff(blocks, 2))) / 0.6745 / np.sqrt(6)
     gained = rolling.max() - blocks[0]
     scale = max(gained, 4 * noise, 0.02 * np.abs(blocks).max(), 1e-9)
+    wide = max(scale, 0.5 * np.abs(blocks[-n // 4 :].mean()))  # a run that began where it stands has gained nothing
     change, error = line_through(blocks[-max(5, n // 2) :])
     result = Trend("unclear", 0, float(blocks[-n // 4 :].mean()), change, error, gained, rolling.max())
     lost = rolling.max() - rolling[-1]
@@ -156,7 +162,8 @@ def trend(course: Course) -> Trend:
         return result._replace(state="fell", change=-lost, error=2 * noise)
     for size in range(n, max(5, n // 4) - 1, -1):
         change, error = line_through(blocks[-size:])
-        if change + error < STILL * scale and change - error > -2 * STILL * scale:
+        none = change - error <= 0 or change + error < STILL * scale
+        if none and change + error < STILL * wide and change - error > -2 * STILL * wide:
             at = len(returns) - sum(len(part) for part in np.array_split(returns, n)[-size:])
             level = float(blocks[-size:].mean())
             return result._replace(
@@ -187,6 +194,7 @@ class Numbers(NamedTuple):
     entropy: float
     first_entropy: float  # of the first lines
     explained_variance: float
+    best_explained_variance: float  # of the run's blocks
     dormant: float
     spread: float  # of the returns: standard deviation over lines, of the whole run
 
@@ -198,6 +206,8 @@ def numbers(course: Course, t: Trend) -> Numbers:
     fresh, error = mean_and_error(course["outer/fresh_gain"][start:])
     first = course["losses/entropy"][np.isfinite(course["losses/entropy"])][:3]
     returns = course[RETURN][np.isfinite(course[RETURN])]
+    explained = course["losses/explained_variance"]
+    explained = explained[np.isfinite(explained)]
     return Numbers(
         late("outer/own_gain"),
         fresh,
@@ -206,6 +216,7 @@ def numbers(course: Course, t: Trend) -> Numbers:
         late("losses/entropy"),
         float(first.mean()) if len(first) else np.nan,
         late("losses/explained_variance"),
+        float(np.nanmax(blocks_of(explained))) if np.isfinite(explained).any() else np.nan,
         late("plasticity/dormant_neurons"),
         float(returns.std()) if len(returns) else np.nan,
     )
@@ -216,7 +227,7 @@ NO_SPREAD = 1e-6  # returns that differ by less than this share of their size ne
 DORMANT = 0.5  # share of dormant units
 TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
 SETTLED_GAIN, SETTLED_ENTROPY = 0.004, 0.05  # an update that does nothing even on its own data; share of first entropy
-NO_CRITIC = 0.1  # explained variance
+NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
 
 def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
@@ -230,19 +241,19 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     if t.state == "climbing" and not thrashes:
         return "climbing", t, n
     label = "fell" if t.state == "fell" else "unclear" if t.state == "unclear" else "unknown"
-    # By far the most certain first.
+    # The most certain first.
     if n.spread <= NO_SPREAD * abs(t.level):
         label = "exploration"
     elif n.dormant > DORMANT:
         label = "network"
     elif n.kl < TINY_KL and n.entropy > SAME_ENTROPY * n.first_entropy:
         label = "slow"
+    elif n.best_explained_variance < NO_CRITIC:
+        label = "critic"
     elif thrashes:
         label = "noise"
     elif n.own < SETTLED_GAIN or 0 <= n.entropy < SETTLED_ENTROPY * n.first_entropy:
         label = "settled"
-    elif n.explained_variance < NO_CRITIC:
-        label = "critic"
     elif n.fresh - n.fresh_error <= 0 and t.state != "fell":
         label = "noise"
     return label, t, n

@@ -6,17 +6,24 @@
 Each case is one command of one script with ten seeds. A finished run is not repeated, an interrupted one resumes.
 """
 
+import datetime
+import json
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tyro
 
+from benchmarks.report import git
+from common.run import devices
 from common.run.tracking import say
-from experiments import grid
+from experiments import diagnosis, grid
 
 PENDULUM = "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --minibatch-size 256 --update-epochs 8 --gamma 0.95"
 PENDULUM += " --ent-coef 0"
 ASTERIX = "--env-id Asterix-MinAtar --num-envs 64 --minibatch-size 256"
+CARTPOLE = "--env-id CartPole-v1 --num-envs 64 --minibatch-size 512"
+INVADERS = "--env-id SpaceInvaders-MinAtar --num-envs 128 --minibatch-size 512"
 
 
 class Case(NamedTuple):
@@ -30,33 +37,23 @@ class Case(NamedTuple):
 CASES = {
     "pendulum, eps 0.6": Case("noise", "ppo", f"{PENDULUM} --clip-eps 0.6 --total-timesteps 2097152"),
     "pendulum, com 8": Case("noise", "ppo_ewma", f"{PENDULUM} --com 8 --total-timesteps 2097152"),
-    "asterix, hot": Case("noise", "ppo", f"{ASTERIX} --update-epochs 8 --learning-rate 1e-3 --total-timesteps 6291456"),
+    "asterix, hot": Case("noise", "ppo", f"{ASTERIX} --update-epochs 8 --learning-rate 1e-3 --total-timesteps 4194304"),
     "deep sea": Case(
         "settled", "ppo", "--env-id DeepSea-bsuite --num-envs 64 --minibatch-size 512 --total-timesteps 1048576"
     ),
-    "cartpole, finished": Case(
-        "settled", "ppo", "--env-id CartPole-v1 --num-envs 64 --minibatch-size 512 --total-timesteps 2097152"
-    ),
+    "cartpole, finished": Case("settled", "ppo", f"{CARTPOLE} --total-timesteps 2097152"),
     "pendulum, finished": Case("settled", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 4194304"),
-    "cartpole, no critic": Case(
-        "critic", "ppo", "--env-id CartPole-v1 --num-envs 64 --minibatch-size 512 --vf-coef 0 --total-timesteps 1048576"
-    ),
+    "cartpole, no critic": Case("critic", "ppo", f"{CARTPOLE} --vf-coef 0 --total-timesteps 1048576"),
     "pendulum, no critic": Case("critic", "ppo", f"{PENDULUM} --vf-coef 0 --total-timesteps 2097152"),
     "asterix, no critic": Case("critic", "ppo", f"{ASTERIX} --vf-coef 0 --total-timesteps 2097152"),
     "asterix, dead units": Case(
         "network", "ppo", f"{ASTERIX} --activation relu --learning-rate 3e-2 --total-timesteps 2097152"
     ),
     "cartpole, dead units": Case(
-        "network",
-        "ppo",
-        "--env-id CartPole-v1 --num-envs 64 --minibatch-size 512 --activation relu --learning-rate 1e-1 --total-timesteps 1048576",
+        "network", "ppo", f"{CARTPOLE} --activation relu --learning-rate 1e-1 --total-timesteps 1048576"
     ),
     "asterix, rate 1e-6": Case("slow", "ppo", f"{ASTERIX} --learning-rate 1e-6 --total-timesteps 2097152"),
-    "cartpole, rate 3e-7": Case(
-        "slow",
-        "ppo",
-        "--env-id CartPole-v1 --num-envs 64 --minibatch-size 512 --learning-rate 3e-7 --total-timesteps 1048576",
-    ),
+    "cartpole, rate 3e-7": Case("slow", "ppo", f"{CARTPOLE} --learning-rate 3e-7 --total-timesteps 1048576"),
     "mountain car": Case(
         "exploration",
         "ppo",
@@ -70,40 +67,79 @@ CASES = {
     "breakout, climb": Case("climbing", "ppo", "--env-id Breakout-MinAtar --total-timesteps 2097152 --log-every 1"),
     "asterix, mild": Case("climbing", "ppo", f"{ASTERIX} --learning-rate 3e-4 --total-timesteps 2097152"),
     "pendulum, com 4096": Case("climbing", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 1048576"),
-    "acrobot, noisy climb": Case(
-        "climbing",
-        "ppo",
-        "--env-id SpaceInvaders-MinAtar --num-envs 128 --minibatch-size 512 --learning-rate 3e-4 --total-timesteps 2097152",
-    ),
+    "space invaders, noisy": Case("climbing", "ppo", f"{INVADERS} --learning-rate 3e-4 --total-timesteps 2097152"),
     "cartpole, 8 updates": Case(
         "few updates", "ppo", "--env-id CartPole-v1 --num-envs 2048 --total-timesteps 524288 --log-every 1"
     ),
     "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e18 --total-timesteps 131072"),
 }
 COMMON = "--num-eval-episodes 0 --no-halt-on-nan"
+FINE = {"climbing", "settled", "few updates"}  # what healthy and finished runs may be called
 
 
 def cell(name: str, first_seed: int) -> grid.Cell:
     """The run of a case, seeds first_seed to first_seed + 9."""
     case = CASES[name]
     words = f"{case.flags} {COMMON} --seed {first_seed} --num-seeds 10".split()
-    flags = {}
+    flags: dict[str, Any] = {}
     while words:
-        word = words.pop(0).removeprefix("--")
-        value = words.pop(0) if words and not words[0].startswith("--") else not word.startswith("no-")
-        flags[word.removeprefix("no-").replace("-", "_") if isinstance(value, bool) else word.replace("-", "_")] = value
-    number = int(flags["total_timesteps"]) // (int(flags.get("num_envs", 2048)) * int(flags.get("num_steps", 32)))
-    if "log_every" not in flags:
-        flags["log_every"] = max(1, number // 200)
-    return grid.named(case.script, flags, {"case": name.replace(" ", "-").replace(",", "")}, number)
+        word = words.pop(0).removeprefix("--").replace("-", "_")
+        if words and not words[0].startswith("--"):
+            flags[word] = words.pop(0)
+        else:
+            flags[word.removeprefix("no_")] = not word.startswith("no_")
+    updates = int(flags["total_timesteps"]) // (int(flags.get("num_envs", 2048)) * int(flags.get("num_steps", 32)))
+    flags.setdefault("log_every", max(1, updates // 200))
+    return grid.named(case.script, flags, {"case": name.replace(" ", "-").replace(",", "")}, updates)
 
 
 def main(
-    first_seed: int = 0, runs_dir: Path = Path("runs/doctor"), only: tuple[str, ...] = tuple(CASES), jobs: int = 2
-):
-    cells = [cell(name, first_seed) for name in only]
-    failed = grid.run_missing(cells, runs_dir, jobs, say)
-    print("\n".join(failed))
+    first_seed: int = 0,
+    runs_dir: Path = Path("runs/doctor"),
+    jobs: int = 2,
+    table: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Makes the missing runs, prints what doctor.py says of each seed, and writes it as JSON.
+
+    Args:
+        first_seed: 100 for the seeds of the thresholds, 0 for those of the results.
+        runs_dir: Folder for the runs.
+        jobs: How many runs at once.
+        table: Only judge the finished runs.
+        out: The file to write (results/doctor.json for seeds 0 to 9, else none).
+    """
+    cells = {name: cell(name, first_seed) for name in CASES}
+    failed = [] if table else grid.run_missing(list(cells.values()), runs_dir, jobs, say)
+    found = {name: judge(runs_dir / c.name) for name, c in cells.items() if grid.state(c, runs_dir) == "finished"}
+    print("\n".join([*failed, *summary(found)]))
+    out = out or (Path("results/doctor.json") if first_seed == 0 and not table else None)
+    if out is not None:
+        rows = {
+            name: {"expected": CASES[name].expected, "command": grid.paste(cells[name], runs_dir), "found": labels}
+            for name, labels in found.items()
+        }
+        facts = {"command": "python -m experiments.doctor_cases", "date": f"{datetime.date.today()}"}
+        facts |= {"machine": devices.machine(), "commit": git("rev-parse", "HEAD")}
+        out.write_text(json.dumps(facts | {"cases": rows}, indent=1) + "\n")
+
+
+def judge(run: Path) -> list[str]:
+    """What doctor.py says of each seed."""
+    return [diagnosis.diagnose(course)[0] for course in diagnosis.of_run(run)]
+
+
+def summary(found: dict[str, list[str]]) -> list[str]:
+    """A line per case, and the shares that are right and that are false alarms."""
+    lines, right, seen, alarms, healthy = [], 0, 0, 0, 0
+    for name, labels in found.items():
+        expected = CASES[name].expected
+        counts = ", ".join(f"{count} {label}" for label, count in Counter(labels).most_common())
+        lines.append(f"{name:<24}{expected:<14}{counts}")
+        right, seen = right + labels.count(expected), seen + len(labels)
+        if expected in FINE:
+            alarms, healthy = alarms + sum(label not in FINE for label in labels), healthy + len(labels)
+    return [*lines, f"right: {right} of {seen}; false alarms: {alarms} of {healthy} healthy or finished seeds"]
 
 
 if __name__ == "__main__":

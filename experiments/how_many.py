@@ -72,7 +72,7 @@ def measure(
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
     rate = args.learning_rate * (1 - update / args.num_updates if args.anneal_lr else 1)
     args = replace(args, num_seeds=1, num_devices=len(jax.devices()), learning_rate=rate, anneal_lr=False)
-    settings = {value: with_value(args, over, value) for value in values}
+    settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
     script.KL_SAMPLE = SAMPLE
     judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
     points = []

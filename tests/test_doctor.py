@@ -1,0 +1,335 @@
+"""doctor.py: curves whose cause is built in, logs of other trainers, branches, and the gain of single updates."""
+
+import json
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from conftest import Bandit
+
+import doctor
+import ppo
+import ppo_ewma
+from common import envs
+from common.run.arguments import UsageError, parse
+from common.run.run import main as run_main
+from experiments import diagnosis, doctor_cases, grid, how_many, levers
+
+LINES = 200
+X = np.linspace(0, 1, LINES)
+HEALTHY = {
+    "outer/own_gain": 0.02, "outer/fresh_gain": 0.01, "outer/kl": 0.01, "losses/entropy": 0.8,
+    "losses/explained_variance": 0.8, "plasticity/dormant_neurons": 0.05, "losses/policy_loss": 0.0,
+}  # fmt: skip
+
+
+def course(returns, noise=0.3, seed=0, updates=400, **values):
+    """A course of these returns and of HEALTHY's values, or others; a pair goes linearly from one to the other."""
+    rng = np.random.default_rng(seed)
+    table = {diagnosis.STEP: np.arange(1, len(returns) + 1) * 2048.0}
+    table[diagnosis.RETURN] = np.asarray(returns) + noise * rng.normal(size=len(returns))
+    for key, value in (HEALTHY | {key.replace("__", "/"): value for key, value in values.items()}).items():
+        first, last = value if isinstance(value, tuple) else (value, value)
+        table[key] = np.linspace(first, last, len(returns)) * (1 + 0.05 * rng.normal(size=len(returns)))
+    return diagnosis.Course(table[diagnosis.STEP], table, updates)
+
+
+RISE = 10 * (1 - np.exp(-5 * X))  # to a plateau at 10
+
+
+# The curve
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_of_curves(seed):
+    state = lambda returns, **kw: diagnosis.trend(course(returns, seed=seed, **kw)).state  # noqa: E731
+    assert state(10 * X) == "climbing"
+    assert state(3 * X, noise=0.5) == "climbing"
+    assert state(np.minimum(20 * X, 10)) == "still"
+    assert state(np.zeros(LINES)) == "still"  # it never rose
+    assert state(np.where(X < 0.8, 20 * X, 2)) == "fell"
+    assert state(10 * X, updates=12) == "few updates"
+    assert state(10 * X[:10]) == "few updates"
+
+
+@pytest.mark.parametrize("since", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("seed", range(3))
+def test_since_when_it_stands_still(since, seed):
+    c = course(np.minimum(X / since, 1) * 10, seed=seed)
+    t = diagnosis.trend(c)
+    assert t.state == "still" and abs(c.steps[t.since] / c.steps[-1] - since) < 0.1
+    assert t.level == pytest.approx(10, abs=0.3) and t.best == pytest.approx(10, abs=0.3)
+    assert abs(t.change) < 0.5 and 0 < t.error < 0.5
+
+
+def test_the_interval_of_a_straight_line():
+    """Against its known change, over many draws: 95 % of the intervals contain it."""
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(1000):
+        change, width = diagnosis.line_through(3 * np.linspace(0, 1, 12) + rng.normal(size=12))
+        hits += abs(change - 3) < width
+    assert 930 < hits < 970
+
+
+def test_a_loss_that_is_not_finite_means_diverged():
+    c = course(RISE)
+    c.values["losses/policy_loss"][-3:] = np.nan
+    assert diagnosis.diagnose(c)[0] == "diverged"
+
+
+# The cause
+
+
+@pytest.mark.parametrize(
+    "label, returns, noise, values",
+    [
+        ("climbing", 10 * X, 0.3, {}),
+        ("noise", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
+        ("noise", 5 * np.sin(9 * X), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
+        ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
+        ("settled", RISE, 0.01, {"losses__entropy": (1.0, 0.001), "outer__fresh_gain": 0.0}),
+        ("exploration", np.full(LINES, -200.0), 0.0, {}),
+        ("slow", np.zeros(LINES), 0.3, {"outer__kl": 1e-7, "losses__entropy": 1.09, "outer__own_gain": 1e-4}),
+        ("critic", RISE, 0.3, {"losses__explained_variance": 0.02}),
+        ("network", RISE, 0.3, {"plasticity__dormant_neurons": (0.1, 0.95)}),
+        ("unknown", RISE, 0.3, {}),
+        ("fell", np.where(X < 0.8, 20 * X, 2), 0.3, {}),
+    ],
+)  # fmt: skip
+def test_causes(label, returns, noise, values):
+    assert [diagnosis.diagnose(course(returns, noise, seed, **values))[0] for seed in range(3)] == [label] * 3
+
+
+def test_a_gaussian_policy_may_have_a_negative_entropy():
+    values = {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}
+    assert diagnosis.diagnose(course(RISE, **values))[0] == "noise"
+
+
+# Runs and logs
+
+
+def write_run(folder, c, **saved):
+    """A run's folder with this course, as ppo.py would have left it."""
+    args = {"env_id": "Breakout-MinAtar", "num_envs": 64, "minibatch_size": 256, "total_timesteps": 409600} | saved
+    folder.mkdir(parents=True)
+    (folder / "args.json").write_text(json.dumps({"script": "ppo", "args": args}))
+    plain = lambda x: None if np.isnan(x) else float(x)  # noqa: E731
+    with open(folder / "metrics.jsonl", "w") as file:
+        for i, step in enumerate(c.steps):
+            line = {"update": i + 1, "global_step": int(step)}
+            file.write(json.dumps(line | {k: plain(v[i]) for k, v in c.values.items() if k != diagnosis.STEP}) + "\n")
+    return folder
+
+
+def call(capsys, *words):
+    """python doctor.py ... in this process. -> its exit code, stdout, stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["doctor.py", *map(str, words)])
+        code = 0
+        try:
+            run_main(doctor.main, doctor.Args)
+        except SystemExit as end:
+            code = end.code
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_report_of_a_run(tmp_path, capsys):
+    run = write_run(tmp_path / "run", course(RISE, outer__fresh_gain=-0.0005))
+    code, out, _ = call(capsys, run)
+    assert code == 0 and len(out.splitlines()) <= 14 and (run / "doctor.png").stat().st_size > 10_000
+    assert "stands still since" in out and "too large for its noise" in out and "0.02 on its own" in out
+    found = json.loads(call(capsys, run, "--json")[1])
+    assert found["label"] == "noise" and found["seeds"][0]["state"] == "still"
+
+
+@pytest.mark.parametrize("label", doctor.CAUSES)
+@pytest.mark.parametrize("script", [ppo, ppo_ewma])
+def test_every_command_that_it_advises_is_understood(label, script):
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "vf_coef": 0.0, "activation": "relu"}
+    saved |= {"run_name": "x", "num_minibatches": 8, "hidden_sizes": [32, 32], "norm_obs": True, "seed": 3}
+    tries = doctor.advice(label, "runs/x", script.__name__, saved)
+    assert tries or label == "climbing"
+    commands = [shlex.split(text.partition("   #")[0]) for text in tries if text.startswith("python")]
+    assert commands or label == "climbing"
+    for _, file, *words in commands:
+        args = parse({f"{m.__name__}.py": m.Args for m in (doctor, ppo, ppo_ewma)}[file], "", words)
+        if file != "doctor.py":
+            assert args.env_id == "CartPole-v1" and args.hidden_sizes == (32, 32) and args.norm_obs and args.seed == 3
+            assert args.run_name is None and args.num_envs in (64, 512)
+
+
+CSV = {
+    "CleanRL": ("global_step,charts/episodic_return,losses/approx_kl", "{step},{ret},0.01"),
+    "Stable-Baselines3": ("time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss", "{step},{ret},-0.7"),
+    "rsl_rl": ("Step,Train/mean_reward", "{step},{ret}"),
+    "other": ("t,score", "{step},{ret}"),
+}
+
+
+@pytest.mark.parametrize("kind", CSV)
+def test_logs_of_other_trainers(tmp_path, capsys, kind):
+    header, row = CSV[kind]
+    rows = [row.format(step=2048 * i, ret=value) for i, value in enumerate(np.minimum(20 * X, 10))]
+    rows.insert(5, row.replace("{ret}", "").format(step=1))  # a line without a return
+    file = tmp_path / "progress.csv"
+    file.write_text("\n".join([header, *rows]) + "\n")
+    columns = ["--columns", "global_step=t", "charts/episodic_return=score"] if kind == "other" else []
+    code, out, _ = call(capsys, file, *columns)
+    assert code == 0 and "stands still since 2" in out and "no outer/own_gain in this log" in out
+    assert file.with_suffix(".doctor.png").exists()
+    if kind == "Stable-Baselines3":
+        assert "entropy 0.7" in out
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    short = write_run(tmp_path / "short", course(RISE[:1]))
+    nothing = write_run(tmp_path / "nothing", course(RISE[:0]))
+    broken = write_run(tmp_path / "broken", course(RISE))
+    (broken / "metrics.jsonl").write_text(
+        '{"update": 1, "global_step": 64, "charts/episodic_return": null}\nnonsense\n'
+    )
+    foreign, blank = tmp_path / "a.csv", tmp_path / "b.csv"
+    foreign.write_text("step,score\n1,2\n")
+    blank.write_text("")
+    for words, said in (
+        ([], "no run given"),
+        ([tmp_path / "nowhere"], "not the folder of a run"),
+        ([empty], "not the folder of a run"),
+        ([nothing], "no line of training"),
+        ([tmp_path / "no.csv"], "cannot be read"),
+        ([foreign], "which column is global_step?"),
+        ([foreign, "--columns", "global_step=x", "charts/episodic_return=score"], "no column x"),
+        ([foreign, "--columns", "global_step"], "must be KEY=NAME"),
+        ([blank], "it has no rows"),
+        ([short, "--intervene"], "it has no checkpoint"),
+        ([short, "--how-many"], "it has no checkpoint"),
+        ([short, "--how-many", "--intervene"], "give one of the two"),
+        ([short, "--half", "1"], "between 0 and 1"),
+        ([short, foreign], "one run at a time"),
+    ):
+        code, _, err = call(capsys, *words)
+        assert code == 2 and said in err and len(err.strip().splitlines()) == 1, (words, err)
+    for run in (short, broken):
+        code, out, _ = call(capsys, run)
+        assert code == 0 and "too few updates to tell" in out
+
+
+# How many environments
+
+
+def test_the_critical_size_is_found_again():
+    rng = np.random.default_rng(0)
+    points = []
+    for envs_, own in ((256, 0.03), (1024, 0.02), (4096, 0.015), (16384, 0.012)):
+        fresh = own * envs_ / (envs_ + 3000)
+        points.append(how_many.Point(envs_, envs_, 32 * envs_, 4, own, fresh + 2e-4 * rng.normal(), 2e-4, 0.01, 1.0))
+    size, low, high = how_many.critical_size(points)
+    assert size == pytest.approx(3000, rel=0.15) and low < 3000 < high and high < 1.5 * low
+    assert how_many.critical_size([p._replace(fresh=-0.01) for p in points])[0] == np.inf
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
+def test_single_updates_gain_what_the_reward_gains(tmp_path, monkeypatch, script):
+    """On a bandit: from the same checkpoint, larger updates keep more of what they gain; nothing is trained further."""
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Bandit(), num_envs))
+    monkeypatch.setattr(how_many, "SAMPLE", 2**13)
+    module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[script]
+    flags = "--num-envs 16 --num-steps 8 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
+    flags += (
+        f" --total-timesteps 512 --learning-rate 0.01 --num-seeds 2 --anneal-lr --runs-dir {tmp_path} --run-name run"
+    )
+    module.train(parse(module.Args, "", flags.split()))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    args, points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 2, 1, lambda text: None)
+    assert [p.num_envs for p in points] == [16, 16, 64, 256, 1024]  # a minibatch cannot be larger than the update
+    assert [p.keys for p in points] == [2] * 5 and all(p.error > 0 and p.seconds > 0 for p in points)
+    assert points[-1].quotient > points[0].quotient and points[-1].quotient == pytest.approx(1, abs=0.25)
+    assert args.learning_rate == pytest.approx(0.01 * 0.25, rel=1e-6) or args.learning_rate == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    with pytest.raises(UsageError, match="--over nonsense"):
+        how_many.measure(str(tmp_path / "run"), "nonsense", [], 1, 0, print)
+    with pytest.raises(UsageError, match="--seed-index 2"):
+        how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 2, print)
+
+
+@pytest.mark.parametrize("over", ["clip_eps", "update_epochs", "learning_rate", "minibatch_size", "num_envs"])
+def test_one_flag_is_changed_and_the_rest_fits(over):
+    args = ppo.Args(num_envs=64, num_steps=32, minibatch_size=512, num_devices=2)
+    for factor in (0.5, 1, 2):
+        value = getattr(args, over) * factor
+        changed = how_many.with_value(args, over, value)
+        assert getattr(changed, over) == pytest.approx(value)
+        assert changed.minibatch_size * changed.num_minibatches == changed.batch_size
+        assert over in ("minibatch_size",) or changed.minibatch_size == 512
+
+
+# Branches
+
+
+def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
+    args = ppo.Args(num_envs=64, minibatch_size=256, num_seeds=1, learning_rate=3e-4, env_id="CartPole-v1")
+    known = levers.levers_of("ppo", args, fresh=False)
+    expected = {"control", "envs", "minibatch", "lr", "epochs", "eps", "com", "entropy", "critic"}
+    assert known.keys() == expected
+    assert "critic" not in levers.levers_of("ppo", args, fresh=True)
+    cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
+    assert len(cells) == 2 * len(expected) and len({cell.name for cell in cells.values()}) == len(cells)
+    control = None
+    for (name, seed), cell in cells.items():
+        module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[cell.script]
+        branch = parse(module.Args, "", grid.command(cell, tmp_path)[2:])
+        assert branch.seed == seed and branch.init_from == "runs/x@7" and branch.learning_rate in (3e-4, 3e-4 / 4)
+        assert branch.num_updates == cell.num_updates == (10 if name == "envs" else 80)
+        ours = {k: v for k, v in vars(branch).items() if k in vars(args)}
+        if name == "control":
+            control = ours
+        named = {"total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
+        changed = {key for key in ours if ours[key] != control[key]} - named
+        assert changed == set(known[name].flags) - {"com"}
+
+
+def test_outcomes_are_differences_seed_by_seed(tmp_path):
+    """Seeds differ by 10, the lever adds 1: unpaired nobody would see it."""
+    args = ppo.Args(num_envs=64, minibatch_size=256)
+    known = {
+        name: lever for name, lever in levers.levers_of("ppo", args, True).items() if name in ("control", "eps", "lr")
+    }
+    cells = levers.cells_of("runs/x@7", "ppo", args, known, 20 * args.batch_size, range(4), True)
+    rng = np.random.default_rng(0)
+    for (name, seed), cell in cells.items():
+        if (name, seed) == ("lr", 3):
+            continue  # not finished
+        level = 10 * seed + (name == "eps") + 0.1 * rng.normal()
+        write_run(tmp_path / cell.name, course(np.where(X < 0.75, 0, level), noise=0))
+        (tmp_path / cell.name / "summary.json").write_text(json.dumps({"updates": cell.num_updates}))
+    found = {o.lever: o for o in levers.outcomes(tmp_path, cells)}
+    assert found["eps"].difference == pytest.approx(1, abs=0.3) and found["eps"].found == "lifts"
+    assert found["lr"].found == "undecided" and np.isnan(found["lr"].returns[3])
+    assert np.isnan(found["control"].width)
+
+
+@pytest.mark.slow
+def test_an_intervention_from_start_to_end(tmp_path, capsys):
+    flags = (
+        "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --total-timesteps 4096 --num-devices 1"
+    )
+    ppo.train(parse(ppo.Args, "", f"{flags} --num-eval-episodes 0 --runs-dir {tmp_path} --run-name run".split()))
+    words = (tmp_path / "run", "--intervene", "--levers", "eps", "critic", "--seeds", 2, "--budget", 1280)
+    code, out, _ = call(capsys, *words)
+    assert code == 0 and out.count("\n  ") == 3 and (tmp_path / "run" / "levers.png").exists()
+    again = call(capsys, *words)
+    assert again[1] == out  # nothing is run twice
+    assert call(capsys, tmp_path / "run", "--intervene", "--levers", "nonsense")[0] == 2
+    assert call(capsys, tmp_path / "run", "--intervene", "--budget", 1)[0] == 2
+
+
+def test_cases_are_commands_that_their_scripts_understand(tmp_path):
+    for name in doctor_cases.CASES:
+        cell = doctor_cases.cell(name, 100)
+        module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[cell.script]
+        args = parse(module.Args, "", grid.command(cell, tmp_path)[2:])
+        assert args.num_updates == cell.num_updates and args.seed == 100 and args.num_seeds == 10
