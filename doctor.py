@@ -322,7 +322,7 @@ def checkpoint_of(source: str, by: str) -> tuple[str, Any, str]:
     args = arguments_of(record["script"], record["args"])
     at = updates[-1]
     if getattr(args, "anneal_lr", False):  # a branch keeps the rate that the run had reached
-        rate = args.learning_rate * max(1 - at / args.num_updates, 1 / args.num_updates)
+        rate = args.learning_rate * max(args.num_updates - at, 1) / args.num_updates
         args = replace(args, learning_rate=rate, anneal_lr=False)
     return record["script"], args, f"{folder}@{at}"
 

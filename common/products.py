@@ -47,13 +47,15 @@ def product_of_columns(dtype: Any, kernel: jax.Array, x: jax.Array) -> jax.Array
 
 
 def _columns_forward(dtype: Any, kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    rounded = kernel, x = kernel.astype(dtype), x.astype(dtype)
+    # Computed before the products: XLA:GPU would make a kernel's gradient and what it is made of one program, and
+    # refuses some of these ("contracting dimension is too fragmented").
+    rounded = kernel, x = jax.lax.optimization_barrier((kernel.astype(dtype), x.astype(dtype)))
     # XLA:CPU is twice as fast at bfloat16 with a copy of the kernel, which is small, as with a transposed factor.
     return _dot(jax.lax.optimization_barrier(kernel.T), x, (1, 0)), rounded
 
 
 def _columns_backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, ...]:
-    (kernel, x), slope = rounded, slope.astype(dtype)
+    (kernel, x), slope = rounded, jax.lax.optimization_barrier(slope.astype(dtype))
     return _dot(x, slope, (1, 1)), _dot(kernel, slope, (1, 0))
 
 

@@ -120,7 +120,8 @@ def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
 
 def blocks_of(values: np.ndarray, number: int = BLOCKS) -> np.ndarray:
     """Means of equal parts, ignoring NaN. [T] -> [number]."""
-    return np.array([np.nanmean(part) for part in np.array_split(values, number)])
+    parts = np.array_split(values, number)
+    return np.array([np.nanmean(part) if np.isfinite(part).any() else np.nan for part in parts])
 
 
 def line_through(values: np.ndarray) -> tuple[float, float]:
@@ -154,7 +155,8 @@ def trend(course: Course) -> Trend:
     noise = np.median(np.abs(np.diff(blocks, 2))) / 0.6745 / np.sqrt(6)
     gained = rolling.max() - blocks[0]
     scale = max(gained, 4 * noise, 0.02 * np.abs(blocks).max(), 1e-9)
-    wide = max(scale, 0.5 * np.abs(blocks[-n // 4 :].mean()))  # a run that began where it stands has gained nothing
+    # A run that began where it stands has gained nothing that a change could be compared with.
+    wide = max(scale, 0.5 * np.abs(blocks[-n // 4 :].mean()), np.inf if gained < 5 * noise else 0)
     change, error = line_through(blocks[-max(5, n // 2) :])
     result = Trend("unclear", 0, float(blocks[-n // 4 :].mean()), change, error, gained, rolling.max())
     lost = rolling.max() - rolling[-1]
@@ -191,7 +193,7 @@ class Numbers(NamedTuple):
     fresh: float  # ... and on fresh ones,
     fresh_error: float  # with twice its standard error
     kl: float
-    entropy: float
+    entropy: float  # of the last fifth of the run
     first_entropy: float  # of the first lines
     explained_variance: float
     best_explained_variance: float  # of the run's blocks
@@ -213,10 +215,10 @@ def numbers(course: Course, t: Trend) -> Numbers:
         fresh,
         2 * error,
         late("outer/kl"),
-        late("losses/entropy"),
+        mean_and_error(course["losses/entropy"][-max(1, len(course.steps) // 5) :])[0],
         float(first.mean()) if len(first) else np.nan,
         late("losses/explained_variance"),
-        float(np.nanmax(blocks_of(explained))) if np.isfinite(explained).any() else np.nan,
+        float(np.nanmax(blocks_of(explained, min(BLOCKS, len(explained))))) if len(explained) else np.nan,
         late("plasticity/dormant_neurons"),
         float(returns.std()) if len(returns) else np.nan,
     )

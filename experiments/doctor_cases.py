@@ -37,7 +37,7 @@ class Case(NamedTuple):
 CASES = {
     "pendulum, eps 0.6": Case("noise", "ppo", f"{PENDULUM} --clip-eps 0.6 --total-timesteps 2097152"),
     "pendulum, com 8": Case("noise", "ppo_ewma", f"{PENDULUM} --com 8 --total-timesteps 2097152"),
-    "asterix, hot": Case("noise", "ppo", f"{ASTERIX} --update-epochs 8 --learning-rate 1e-3 --total-timesteps 4194304"),
+    "bowl, eta 0.5": Case("noise", "stochastic_opt", "--learning-rate 0.5 --num-steps 2000"),
     "deep sea": Case(
         "settled", "ppo", "--env-id DeepSea-bsuite --num-envs 64 --minibatch-size 512 --total-timesteps 1048576"
     ),
@@ -62,25 +62,27 @@ CASES = {
     "breakout, two games": Case(
         "data",
         "ppo",
-        "--env-id Breakout-MinAtar --num-envs 64 --minibatch-size 256 --learning-rate 3e-4 --total-timesteps 3145728",
+        "--env-id Breakout-MinAtar --num-envs 64 --minibatch-size 256 --learning-rate 3e-4 --total-timesteps 2097152",
     ),
     "breakout, climb": Case("climbing", "ppo", "--env-id Breakout-MinAtar --total-timesteps 2097152 --log-every 1"),
     "asterix, mild": Case("climbing", "ppo", f"{ASTERIX} --learning-rate 3e-4 --total-timesteps 2097152"),
     "pendulum, com 4096": Case("climbing", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 1048576"),
     "space invaders, noisy": Case("climbing", "ppo", f"{INVADERS} --learning-rate 3e-4 --total-timesteps 2097152"),
+    "bowl, eta 0.001": Case("climbing", "stochastic_opt", "--learning-rate 0.001 --num-steps 500"),
     "cartpole, 8 updates": Case(
         "few updates", "ppo", "--env-id CartPole-v1 --num-envs 2048 --total-timesteps 524288 --log-every 1"
     ),
     "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e18 --total-timesteps 131072"),
 }
-COMMON = "--num-eval-episodes 0 --no-halt-on-nan"
+COMMON = "--no-halt-on-nan"
 FINE = {"climbing", "settled", "few updates"}  # what healthy and finished runs may be called
 
 
 def cell(name: str, first_seed: int) -> grid.Cell:
     """The run of a case, seeds first_seed to first_seed + 9."""
     case = CASES[name]
-    words = f"{case.flags} {COMMON} --seed {first_seed} --num-seeds 10".split()
+    no_evaluation = "" if case.script == "stochastic_opt" else "--num-eval-episodes 0"
+    words = f"{case.flags} {no_evaluation} {COMMON} --seed {first_seed} --num-seeds 10".split()
     flags: dict[str, Any] = {}
     while words:
         word = words.pop(0).removeprefix("--").replace("-", "_")
@@ -88,7 +90,10 @@ def cell(name: str, first_seed: int) -> grid.Cell:
             flags[word] = words.pop(0)
         else:
             flags[word.removeprefix("no_")] = not word.startswith("no_")
-    updates = int(flags["total_timesteps"]) // (int(flags.get("num_envs", 2048)) * int(flags.get("num_steps", 32)))
+    if case.script == "stochastic_opt":
+        updates = int(flags["num_steps"])
+    else:
+        updates = int(flags["total_timesteps"]) // (int(flags.get("num_envs", 2048)) * int(flags.get("num_steps", 32)))
     flags.setdefault("log_every", max(1, updates // 200))
     return grid.named(case.script, flags, {"case": name.replace(" ", "-").replace(",", "")}, updates)
 

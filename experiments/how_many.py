@@ -70,7 +70,9 @@ def measure(
     values = list(values) or [getattr(args, over) * factor for factor in factors]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    rate = args.learning_rate * (1 - update / args.num_updates if args.anneal_lr else 1)
+    # That of the last update, if no other follows.
+    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
+    rate = args.learning_rate * remaining
     args = replace(args, num_seeds=1, num_devices=len(jax.devices()), learning_rate=rate, anneal_lr=False)
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
     script.KL_SAMPLE = SAMPLE

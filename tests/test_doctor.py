@@ -11,6 +11,7 @@ from conftest import Bandit
 import doctor
 import ppo
 import ppo_ewma
+import stochastic_opt
 from common import envs
 from common.run.arguments import UsageError, parse
 from common.run.run import main as run_main
@@ -25,13 +26,13 @@ HEALTHY = {
 
 
 def course(returns, noise=0.3, seed=0, updates=400, **values):
-    """A course of these returns and of HEALTHY's values, or others; a pair goes linearly from one to the other."""
+    """A course of these returns and of HEALTHY's values, or others: a number, a curve, or a pair of first and last."""
     rng = np.random.default_rng(seed)
     table = {diagnosis.STEP: np.arange(1, len(returns) + 1) * 2048.0}
     table[diagnosis.RETURN] = np.asarray(returns) + noise * rng.normal(size=len(returns))
     for key, value in (HEALTHY | {key.replace("__", "/"): value for key, value in values.items()}).items():
-        first, last = value if isinstance(value, tuple) else (value, value)
-        table[key] = np.linspace(first, last, len(returns)) * (1 + 0.05 * rng.normal(size=len(returns)))
+        value = np.linspace(*value, len(returns)) if isinstance(value, tuple) else value
+        table[key] = value * (1 + 0.05 * rng.normal(size=len(returns)))
     return diagnosis.Course(table[diagnosis.STEP], table, updates)
 
 
@@ -88,7 +89,7 @@ def test_a_loss_that_is_not_finite_means_diverged():
         ("noise", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
         ("noise", 5 * np.sin(9 * X), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
         ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
-        ("settled", RISE, 0.01, {"losses__entropy": (1.0, 0.001), "outer__fresh_gain": 0.0}),
+        ("settled", RISE, 0.01, {"losses__entropy": np.exp(-8 * X), "outer__fresh_gain": 0.0}),
         ("exploration", np.full(LINES, -200.0), 0.0, {}),
         ("slow", np.zeros(LINES), 0.3, {"outer__kl": 1e-7, "losses__entropy": 1.09, "outer__own_gain": 1e-4}),
         ("critic", RISE, 0.3, {"losses__explained_variance": 0.02}),
@@ -177,7 +178,7 @@ def test_logs_of_other_trainers(tmp_path, capsys, kind):
     file.write_text("\n".join([header, *rows]) + "\n")
     columns = ["--columns", "global_step=t", "charts/episodic_return=score"] if kind == "other" else []
     code, out, _ = call(capsys, file, *columns)
-    assert code == 0 and "stands still since 2" in out and "no outer/own_gain in this log" in out
+    assert code == 0 and "stands still since " in out and "no outer/own_gain in this log" in out
     assert file.with_suffix(".doctor.png").exists()
     if kind == "Stable-Baselines3":
         assert "entropy 0.7" in out
@@ -240,15 +241,15 @@ def test_single_updates_gain_what_the_reward_gains(tmp_path, monkeypatch, script
     module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[script]
     flags = "--num-envs 16 --num-steps 8 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
     flags += (
-        f" --total-timesteps 512 --learning-rate 0.01 --num-seeds 2 --anneal-lr --runs-dir {tmp_path} --run-name run"
+        f" --total-timesteps 512 --learning-rate 0.0005 --num-seeds 2 --anneal-lr --runs-dir {tmp_path} --run-name run"
     )
     module.train(parse(module.Args, "", flags.split()))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     args, points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 2, 1, lambda text: None)
-    assert [p.num_envs for p in points] == [16, 16, 64, 256, 1024]  # a minibatch cannot be larger than the update
-    assert [p.keys for p in points] == [2] * 5 and all(p.error > 0 and p.seconds > 0 for p in points)
-    assert points[-1].quotient > points[0].quotient and points[-1].quotient == pytest.approx(1, abs=0.25)
-    assert args.learning_rate == pytest.approx(0.01 * 0.25, rel=1e-6) or args.learning_rate == 0
+    assert [p.num_envs for p in points] == [16, 64, 256, 1024]  # a minibatch cannot be larger than the update
+    assert [p.keys for p in points] == [2] * 4 and all(p.error > 0 and p.seconds > 0 for p in points)
+    assert [p.quotient for p in points] == pytest.approx([1] * 4, abs=0.15)  # small steps, and little noise
+    assert args.learning_rate == pytest.approx(0.0005 / 4)  # the last of 4 updates had it
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     with pytest.raises(UsageError, match="--over nonsense"):
         how_many.measure(str(tmp_path / "run"), "nonsense", [], 1, 0, print)
@@ -287,7 +288,7 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
         ours = {k: v for k, v in vars(branch).items() if k in vars(args)}
         if name == "control":
             control = ours
-        named = {"total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
+        named = {"named", "total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
         changed = {key for key in ours if ours[key] != control[key]} - named
         assert changed == set(known[name].flags) - {"com"}
 
@@ -330,6 +331,6 @@ def test_an_intervention_from_start_to_end(tmp_path, capsys):
 def test_cases_are_commands_that_their_scripts_understand(tmp_path):
     for name in doctor_cases.CASES:
         cell = doctor_cases.cell(name, 100)
-        module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[cell.script]
+        module = {"ppo": ppo, "ppo_ewma": ppo_ewma, "stochastic_opt": stochastic_opt}[cell.script]
         args = parse(module.Args, "", grid.command(cell, tmp_path)[2:])
         assert args.num_updates == cell.num_updates and args.seed == 100 and args.num_seeds == 10
