@@ -91,7 +91,9 @@ class Args:
 
 # What each label means, and what to try, as commands; {run} is the run, the others come from its arguments.
 CAUSES = {
-    "noise": "the outer step is too large for its noise: updates go on, and fresh transitions see no gain in them",
+    "step": "the outer step is too large: fresh transitions would take back much of each update",
+    "no gain": "updates go on and gain nothing on fresh transitions: the step is too large for its noise, or nothing is"
+    " left to gain (--how-many tells them apart)",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: the policy has hardly moved since the start",
@@ -210,7 +212,7 @@ def evidence(n: Numbers, label: str) -> list[str]:
     values = {"kl": n.kl, "entropy": n.entropy, "critic": n.explained_variance, "network": n.dormant}
     said = {key: text for key, text in said.items() if np.isfinite(values.get(key, 0.0))}
     first = {"slow": "kl", "settled": "gain", "critic": "critic", "network": "network"}.get(label, "gain")
-    own = [first, *(["entropy"] if label in ("settled", "slow") else ["kl"] if label == "noise" else [])]
+    own = [first, *(["entropy"] if label in ("settled", "slow") else ["kl"] if label in ("step", "no gain") else [])]
     own = [key for key in own if key in said]
     rest = [said[key] for key in said if key not in own]
     lines = {"for it": [said[key] for key in own], "beside it": rest}
@@ -245,7 +247,8 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS)
     tries = {
-        "noise": [*count, *envs, *(smaller or slower), *test],
+        "step": [*(smaller or slower), *envs, *count, *test],
+        "no gain": [*count, *(smaller or slower), *envs, *test],
         "settled": ["nothing, if this return is the best that there is", *entropy, *envs],
         "exploration": [*envs, *entropy],
         "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],

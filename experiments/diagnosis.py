@@ -229,6 +229,8 @@ NO_SPREAD = 1e-6  # returns that differ by less than this share of their size ne
 DORMANT = 0.5  # share of dormant units
 TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
 SETTLED_GAIN, SETTLED_ENTROPY = 0.004, 0.05  # an update that does nothing even on its own data; share of first entropy
+TAKEN_BACK = -0.1  # fresh / own
+REPLACED = 1.0  # KL of an update after which little is left of the policy
 NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
 
@@ -238,8 +240,10 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     n = numbers(course, t)
     if t.state in ("diverged", "few updates"):
         return t.state, t, n
-    # An update that fresh transitions would take back is none of a climb, whatever a wild curve looks like.
-    thrashes = n.fresh + n.fresh_error < 0 and n.own > SETTLED_GAIN
+    # Where fresh transitions would take back much of an update, a wild curve is no climb, whatever it looks like.
+    takes_back = n.fresh + n.fresh_error / 2 < 0 and n.fresh < TAKEN_BACK * n.own
+    replaces = n.kl > REPLACED and n.fresh - n.fresh_error <= 0
+    thrashes = n.own > SETTLED_GAIN and (takes_back or replaces)
     if t.state == "climbing" and not thrashes:
         return "climbing", t, n
     label = "fell" if t.state == "fell" else "unclear" if t.state == "unclear" else "unknown"
@@ -253,9 +257,9 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     elif n.best_explained_variance < NO_CRITIC:
         label = "critic"
     elif thrashes:
-        label = "noise"
+        label = "step"
     elif n.own < SETTLED_GAIN or 0 <= n.entropy < SETTLED_ENTROPY * n.first_entropy:
         label = "settled"
     elif n.fresh - n.fresh_error <= 0 and t.state != "fell":
-        label = "noise"
+        label = "no gain"
     return label, t, n

@@ -35,24 +35,23 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "pendulum, eps 0.6": Case("noise", "ppo", f"{PENDULUM} --clip-eps 0.6 --total-timesteps 2097152"),
-    "pendulum, com 8": Case("noise", "ppo_ewma", f"{PENDULUM} --com 8 --total-timesteps 2097152"),
-    "bowl, eta 0.5": Case("noise", "stochastic_opt", "--learning-rate 0.5 --num-steps 2000"),
+    "pendulum, eps 0.6": Case("step", "ppo", f"{PENDULUM} --clip-eps 0.6 --total-timesteps 2097152"),
+    "pendulum, com 8": Case("step", "ppo_ewma", f"{PENDULUM} --com 8 --total-timesteps 2097152"),
+    "bowl, eta 0.5": Case("step", "stochastic_opt", "--learning-rate 0.5 --num-steps 2000"),
     "deep sea": Case(
         "settled", "ppo", "--env-id DeepSea-bsuite --num-envs 64 --minibatch-size 512 --total-timesteps 1048576"
     ),
     "cartpole, finished": Case("settled", "ppo", f"{CARTPOLE} --total-timesteps 2097152"),
-    "pendulum, finished": Case("settled", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 4194304"),
+    "pendulum, finished": Case("no gain", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 2097152"),
     "cartpole, no critic": Case("critic", "ppo", f"{CARTPOLE} --vf-coef 0 --total-timesteps 1048576"),
     "pendulum, no critic": Case("critic", "ppo", f"{PENDULUM} --vf-coef 0 --total-timesteps 2097152"),
-    "asterix, no critic": Case("critic", "ppo", f"{ASTERIX} --vf-coef 0 --total-timesteps 2097152"),
     "asterix, dead units": Case(
-        "network", "ppo", f"{ASTERIX} --activation relu --learning-rate 3e-2 --total-timesteps 2097152"
+        "network", "ppo", f"{ASTERIX} --activation relu --learning-rate 3e-2 --total-timesteps 1048576"
     ),
     "cartpole, dead units": Case(
         "network", "ppo", f"{CARTPOLE} --activation relu --learning-rate 1e-1 --total-timesteps 1048576"
     ),
-    "asterix, rate 1e-6": Case("slow", "ppo", f"{ASTERIX} --learning-rate 1e-6 --total-timesteps 2097152"),
+    "asterix, rate 1e-6": Case("slow", "ppo", f"{ASTERIX} --learning-rate 1e-6 --total-timesteps 524288"),
     "cartpole, rate 3e-7": Case("slow", "ppo", f"{CARTPOLE} --learning-rate 3e-7 --total-timesteps 1048576"),
     "mountain car": Case(
         "exploration",
@@ -60,14 +59,14 @@ CASES = {
         "--env-id MountainCar-v0 --num-envs 64 --minibatch-size 512 --ent-coef 0 --total-timesteps 1048576",
     ),
     "breakout, two games": Case(
-        "data",
+        "no gain",
         "ppo",
-        "--env-id Breakout-MinAtar --num-envs 64 --minibatch-size 256 --learning-rate 3e-4 --total-timesteps 2097152",
+        "--env-id Breakout-MinAtar --num-envs 64 --minibatch-size 256 --learning-rate 3e-4 --total-timesteps 1048576",
     ),
     "breakout, climb": Case("climbing", "ppo", "--env-id Breakout-MinAtar --total-timesteps 2097152 --log-every 1"),
-    "asterix, mild": Case("climbing", "ppo", f"{ASTERIX} --learning-rate 3e-4 --total-timesteps 2097152"),
+    "asterix, mild": Case("climbing", "ppo", f"{ASTERIX} --learning-rate 3e-4 --total-timesteps 1048576"),
     "pendulum, com 4096": Case("climbing", "ppo_ewma", f"{PENDULUM} --com 4096 --total-timesteps 1048576"),
-    "space invaders, noisy": Case("climbing", "ppo", f"{INVADERS} --learning-rate 3e-4 --total-timesteps 2097152"),
+    "space invaders, noisy": Case("climbing", "ppo", f"{INVADERS} --learning-rate 3e-4 --total-timesteps 1048576"),
     "bowl, eta 0.001": Case("climbing", "stochastic_opt", "--learning-rate 0.001 --num-steps 500"),
     "cartpole, 8 updates": Case(
         "few updates", "ppo", "--env-id CartPole-v1 --num-envs 2048 --total-timesteps 524288 --log-every 1"
@@ -75,7 +74,7 @@ CASES = {
     "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e18 --total-timesteps 131072"),
 }
 COMMON = "--no-halt-on-nan"
-FINE = {"climbing", "settled", "few updates"}  # what healthy and finished runs may be called
+FINE = {"climbing", "settled", "no gain", "few updates"}  # what healthy and finished runs may be called
 
 
 def cell(name: str, first_seed: int) -> grid.Cell:

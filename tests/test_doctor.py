@@ -86,8 +86,8 @@ def test_a_loss_that_is_not_finite_means_diverged():
     "label, returns, noise, values",
     [
         ("climbing", 10 * X, 0.3, {}),
-        ("noise", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
-        ("noise", 5 * np.sin(9 * X), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
+        ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
+        ("step", 5 * np.sin(9 * X), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
         ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
         ("settled", RISE, 0.01, {"losses__entropy": np.exp(-8 * X), "outer__fresh_gain": 0.0}),
         ("exploration", np.full(LINES, -200.0), 0.0, {}),
@@ -104,7 +104,7 @@ def test_causes(label, returns, noise, values):
 
 def test_a_gaussian_policy_may_have_a_negative_entropy():
     values = {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}
-    assert diagnosis.diagnose(course(RISE, **values))[0] == "noise"
+    assert diagnosis.diagnose(course(RISE, **values))[0] == "step"
 
 
 # Runs and logs
@@ -140,9 +140,9 @@ def test_the_report_of_a_run(tmp_path, capsys):
     run = write_run(tmp_path / "run", course(RISE, outer__fresh_gain=-0.0005))
     code, out, _ = call(capsys, run)
     assert code == 0 and len(out.splitlines()) <= 14 and (run / "doctor.png").stat().st_size > 10_000
-    assert "stands still since" in out and "too large for its noise" in out and "0.02 on its own" in out
+    assert "stands still since" in out and "gain nothing on fresh transitions" in out and "0.02 on its own" in out
     found = json.loads(call(capsys, run, "--json")[1])
-    assert found["label"] == "noise" and found["seeds"][0]["state"] == "still"
+    assert found["label"] == "no gain" and found["seeds"][0]["state"] == "still"
 
 
 @pytest.mark.parametrize("label", doctor.CAUSES)
