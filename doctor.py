@@ -92,8 +92,8 @@ class Args:
 # What each label means, and what to try, as commands; {run} is the run, the others come from its arguments.
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
-    "no gain": "updates go on and gain nothing on fresh transitions: the step is too large for its noise, or nothing is"
-    " left to gain (--how-many tells them apart)",
+    "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
+    "nothing is left to gain (--how-many tells them apart)",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: the policy has hardly moved since the start",

@@ -15,6 +15,7 @@ from common.run.arguments import UsageError
 
 BLOCKS = 20  # a curve is judged by the means of so many equal parts
 STILL = 0.1  # a change of less than this share of all that the run ever gained is none
+SURE_CLIMB = 0.25  # a rise over the last half, with its interval, of more than this share of it is beyond doubt
 FELL = 0.3  # a loss of more than this share of it is a fall
 MIN_UPDATES, MIN_LINES = 30, 15
 
@@ -34,7 +35,7 @@ FOREIGN = {
 }
 
 
-LOSSES = ("losses/policy_loss", "losses/value_loss", "losses/td_loss")  # None in the last line: not finite
+FINITE = ("losses/policy_loss", "losses/td_loss", "outer/update_norm")  # None in the last line: not finite
 
 
 class Course(NamedTuple):
@@ -140,11 +141,8 @@ def trend(course: Course) -> Trend:
     """How the return went, and since when it stands still if it does."""
     known = np.isfinite(course[RETURN])
     returns = course[RETURN][known]
-    nothing = Trend("few updates", 0, float(returns.mean()) if len(returns) else np.nan, np.nan, np.nan, np.nan, np.nan)
-    losses = [
-        course[key] for key in ("losses/policy_loss", "losses/value_loss", "losses/td_loss") if key in course.values
-    ]
-    if losses and np.isnan(losses[0][-1]):
+    nothing = Trend("few updates", 0, float(returns.mean()) if len(returns) else np.nan, *[np.nan] * 4)
+    if any(np.isnan(course[key][-1]) for key in FINITE if key in course.values):
         return nothing._replace(state="diverged")
     if course.num_updates < MIN_UPDATES or len(returns) < MIN_LINES:
         return nothing
@@ -229,7 +227,7 @@ NO_SPREAD = 1e-6  # returns that differ by less than this share of their size ne
 DORMANT = 0.5  # share of dormant units
 TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
 SETTLED_GAIN, SETTLED_ENTROPY = 0.004, 0.05  # an update that does nothing even on its own data; share of first entropy
-TAKEN_BACK = -0.1  # fresh / own
+TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
 REPLACED = 1.0  # KL of an update after which little is left of the policy
 NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
@@ -240,11 +238,12 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     n = numbers(course, t)
     if t.state in ("diverged", "few updates"):
         return t.state, t, n
-    # Where fresh transitions would take back much of an update, a wild curve is no climb, whatever it looks like.
+    # Where fresh transitions would take back much of an update, a wild curve that happens to rise is no climb. A sure
+    # one is: PPO-EWMA with a large centre of mass pulls each update back to its proximal policy, and climbs.
     takes_back = n.fresh + n.fresh_error / 2 < 0 and n.fresh < TAKEN_BACK * n.own
     replaces = n.kl > REPLACED and n.fresh - n.fresh_error <= 0
     thrashes = n.own > SETTLED_GAIN and (takes_back or replaces)
-    if t.state == "climbing" and not thrashes:
+    if t.state == "climbing" and (not thrashes or t.change - t.error > SURE_CLIMB * t.gained):
         return "climbing", t, n
     label = "fell" if t.state == "fell" else "unclear" if t.state == "unclear" else "unknown"
     # The most certain first.
@@ -260,6 +259,6 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
         label = "step"
     elif n.own < SETTLED_GAIN or 0 <= n.entropy < SETTLED_ENTROPY * n.first_entropy:
         label = "settled"
-    elif n.fresh - n.fresh_error <= 0 and t.state != "fell":
+    elif t.state != "fell" and (n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own):
         label = "no gain"
     return label, t, n

@@ -71,7 +71,7 @@ CASES = {
     "cartpole, 8 updates": Case(
         "few updates", "ppo", "--env-id CartPole-v1 --num-envs 2048 --total-timesteps 524288 --log-every 1"
     ),
-    "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e18 --total-timesteps 131072"),
+    "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e38 --total-timesteps 131072"),
 }
 COMMON = "--no-halt-on-nan"
 FINE = {"climbing", "settled", "no gain", "few updates"}  # what healthy and finished runs may be called

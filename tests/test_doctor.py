@@ -140,7 +140,7 @@ def test_the_report_of_a_run(tmp_path, capsys):
     run = write_run(tmp_path / "run", course(RISE, outer__fresh_gain=-0.0005))
     code, out, _ = call(capsys, run)
     assert code == 0 and len(out.splitlines()) <= 14 and (run / "doctor.png").stat().st_size > 10_000
-    assert "stands still since" in out and "gain nothing on fresh transitions" in out and "0.02 on its own" in out
+    assert "stands still since" in out and "next to nothing on fresh transitions" in out and "0.02 on its own" in out
     found = json.loads(call(capsys, run, "--json")[1])
     assert found["label"] == "no gain" and found["seeds"][0]["state"] == "still"
 
