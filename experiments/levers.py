@@ -30,7 +30,7 @@ class Lever(NamedTuple):
 
 class Outcome(NamedTuple):
     """What a lever did: returns at the end of the branch [seeds], and the difference from the control's, seed by seed,
-    with half of its 95 % interval."""
+    with half of its interval: all levers' intervals together hold with 95 % (Bonferroni)."""
 
     lever: str
     returns: np.ndarray
@@ -79,7 +79,7 @@ def cells_of(
     """The branches, by lever and seed. A run of several seeds is branched as a whole, each seed from its own state."""
     together = args.num_seeds > 1
     base = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in NOT_TAKEN}
-    default = type(args)(env_id=args.env_id)
+    default = type(args)()
     base = {name: value for name, value in base.items() if value != getattr(default, name)}
     base |= {"minibatch_size": args.minibatch_size, "num_envs": args.num_envs}
     base |= {"num_eval_episodes": 0, "plasticity_every": 0, "checkpoint_every": 0, "halt_on_nan": False}
@@ -109,8 +109,17 @@ def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outc
         end = returns[-max(1, len(returns) // 4) :].mean(0) if len(returns) else np.full(returns.shape[1], np.nan)
         ends.setdefault(name, []).append(end)
     per_seed = {name: np.concatenate(values) for name, values in ends.items()}
-    found = []
-    for name, values in per_seed.items():
-        mean, width = plots.mean_and_ci(values - per_seed["control"])
-        found.append(Outcome(name, values, float(mean), float(width) if name != "control" else np.nan))
-    return found
+    return [Outcome(name, values, *paired(values, per_seed, name)) for name, values in per_seed.items()]
+
+
+def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tuple[float, float]:
+    """Mean difference from the control, and half of its t-interval. [seeds] -> difference, width."""
+    from scipy.special import stdtrit
+
+    differences = values - per_seed["control"]
+    differences = differences[np.isfinite(differences)]
+    n, levers = len(differences), max(1, len(per_seed) - 1)
+    if n == 0 or name == "control":
+        return (0.0 if name == "control" else np.nan), np.nan
+    error = differences.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    return float(differences.mean()), float(stdtrit(n - 1, 1 - 0.025 / levers) * error) if n > 1 else np.nan

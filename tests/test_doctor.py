@@ -87,7 +87,7 @@ def test_a_loss_that_is_not_finite_means_diverged():
     [
         ("climbing", 10 * X, 0.3, {}),
         ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
-        ("step", 5 * np.sin(9 * X), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
+        ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
         ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
         ("settled", RISE, 0.01, {"losses__entropy": np.exp(-8 * X), "outer__fresh_gain": 0.0}),
         ("exploration", np.full(LINES, -200.0), 0.0, {}),
@@ -272,7 +272,10 @@ def test_one_flag_is_changed_and_the_rest_fits(over):
 
 
 def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
-    args = ppo.Args(num_envs=64, minibatch_size=256, num_seeds=1, learning_rate=3e-4, env_id="CartPole-v1")
+    args = ppo.Args(
+        num_envs=64, minibatch_size=256, learning_rate=3e-4, env_id="CartPole-v1", gamma=0.9, norm_obs=True,
+        hidden_sizes=(32,), ent_coef=0.0,
+    )  # fmt: skip
     known = levers.levers_of("ppo", args, fresh=False)
     expected = {"control", "envs", "minibatch", "lr", "epochs", "eps", "com", "entropy", "critic"}
     assert known.keys() == expected
@@ -288,6 +291,9 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
         ours = {k: v for k, v in vars(branch).items() if k in vars(args)}
         if name == "control":
             control = ours
+            assert all(
+                ours[key] == getattr(args, key) for key in ours.keys() - levers.NOT_TAKEN - {"halt_on_nan", "named"}
+            )
         named = {"named", "total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
         changed = {key for key in ours if ours[key] != control[key]} - named
         assert changed == set(known[name].flags) - {"com"}
