@@ -168,6 +168,8 @@ def report(
     others = Counter(name for name, _, _ in found if name != label)
     t = Trend(Counter(t.state for t, _ in of_label).most_common(1)[0][0], *mean([t[1:] for t, _ in of_label]))
     n = Numbers(*mean([n for _, n in of_label]))
+    t = t._replace(error=of_a_mean([t.error for t, _ in of_label]))
+    n = n._replace(fresh_error=of_a_mean([n.fresh_error for _, n in of_label]))
     if t.state in STATES:
         since = f" since {engineering(courses[0].steps[int(t.since)])} steps" if t.state == "still" else ""
         change = f"{t.change:+.3g} ({t.change - t.error:+.3g} to {t.change + t.error:+.3g})"
@@ -185,6 +187,12 @@ def mean(rows: list) -> list[float]:
     """Column means, ignoring NaN."""
     columns = np.array(rows, np.float64).T
     return [float(np.nanmean(column)) if np.isfinite(column).any() else np.nan for column in columns]
+
+
+def of_a_mean(errors: list[float]) -> float:
+    """The error of the mean of independent numbers with these errors."""
+    known = np.array(errors)[np.isfinite(errors)]
+    return float(np.sqrt((known**2).sum()) / len(known)) if len(known) else np.nan
 
 
 def engineering(number: float) -> str:
@@ -291,6 +299,7 @@ def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
 def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
     """Return, gains and KL of each seed, and where it began to stand still."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     panels = {
         "charts/episodic_return": "episode return",
@@ -313,6 +322,7 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
         if key == "gains":
             axes.axhline(0.0, color="black", linewidth=0.8)
         axes.set_title(title, fontsize=10)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(linewidth=0.5, alpha=0.35)
     figure.supxlabel("environment steps (running means; dotted: since when the return stands still)", fontsize=9)
     figure.suptitle(source, fontsize=10)
@@ -379,6 +389,7 @@ def intervene(args: Args, source: str) -> None:
 def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], out: Path) -> None:
     """The mean return of each lever's branches over their steps, and the control in black in every panel."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name in chosen:
@@ -403,6 +414,7 @@ def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Le
             axes.plot(x, y.mean(1), color=colour, linewidth=1.6)
         axes.set_title(chosen[name].what, fontsize=8)
         axes.tick_params(labelsize=7)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(linewidth=0.5, alpha=0.35)
     figure.supxlabel(f"environment steps after {run}; black: nothing changed", fontsize=8)
     figure.supylabel("episode return", fontsize=8)

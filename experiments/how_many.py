@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from common.run import arguments, checkpoints, devices, memory
@@ -155,7 +156,8 @@ class Program:
         copies = np.arange(args.num_envs)
         spread = jax.tree.map(lambda x: x[copies % len(x)].reshape(*shape, *x.shape[1:]), environments)
         previous = learner.params if previous is None else previous
-        state = self._state(learner, spread, jax.random.key(key), np.int32(0), previous)
+        # Copies: the program takes over the memory of its state, and JAX does not copy NumPy's by itself.
+        state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
         if self._compiled is None:
             self._compiled = self._step.lower(state).compile()
             memory.give_back()
