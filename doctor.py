@@ -14,13 +14,12 @@ cases from start to end, and how often the diagnosis is right.
 import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
-import importlib
 import json
 import os
 import shlex
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,7 +117,7 @@ def main(args: Args) -> None:
     if not source.endswith(".csv") and Path(source).is_file():
         raise UsageError(f"{source}: is neither a run's folder nor a .csv file")
     columns = dict(column.partition("=")[::2] for column in args.columns)
-    if not all(columns.values()):
+    if not all(name and column for name, column in columns.items()):
         raise UsageError(f"--columns {' '.join(args.columns)}: must be KEY=NAME, such as global_step=timesteps")
     script, saved, folder = None, None, Path(source)
     if source.endswith(".csv"):
@@ -137,8 +136,8 @@ def main(args: Args) -> None:
     out = Path(args.out or (folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"))
     try:
         draw(source, courses, found, out)
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot be written ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: an unknown kind of picture
+        raise UsageError(f"--out {out}: cannot be drawn ({getattr(error, 'strerror', None) or error})") from None
     if not args.json:
         print(f"picture: {out}")
     return None
@@ -161,23 +160,26 @@ def report(
 ) -> list[str]:
     """The diagnosis in about ten lines."""
     steps, seeds = courses[0].steps[-1], len(courses)
-    about = f"{script}.py on {arguments_of(script, saved).env_id}, " if script and saved else ""
+    about = f"{script}.py on {how_many.arguments_of(script, saved).env_id}, " if script and saved else ""
     updates = f", {courses[0].num_updates:,.0f} updates" if np.isfinite(courses[0].num_updates) else ""
     lines = [f"{source}: {about}{seeds} seed{'s' * (seeds > 1)}, {engineering(steps)} steps{updates}"]
     of_label = [(t, n) for name, t, n in found if name == label]
     others = Counter(name for name, _, _ in found if name != label)
-    t = Trend(Counter(t.state for t, _ in of_label).most_common(1)[0][0], *mean([t[1:] for t, _ in of_label]))
+    state = Counter(t.state for t, _ in of_label).most_common(1)[0][0]
+    alike = [t for t, _ in of_label if t.state == state]
+    t = Trend(state, *mean([t[1:] for t in alike]))
+    t = t._replace(since=int(np.median([t.since for t in alike])), error=of_a_mean([t.error for t in alike]))
     n = Numbers(*mean([n for _, n in of_label]))
-    t = t._replace(error=of_a_mean([t.error for t, _ in of_label]))
     n = n._replace(fresh_error=of_a_mean([n.fresh_error for _, n in of_label]))
     if t.state in STATES:
         since = f" since {engineering(courses[0].steps[int(t.since)])} steps" if t.state == "still" else ""
         change = f"{t.change:+.3g} ({t.change - t.error:+.3g} to {t.change + t.error:+.3g})"
         over = "since then" if since else "since its best" if t.state == "fell" else "over the last half"
-        lines.append(f"{STATES[t.state]}{since}: return {t.level:.4g}, {over} {change}; best {t.best:.4g}")
+        of = f" ({len(alike)} of {seeds} seeds)" * (len(alike) < seeds)
+        lines.append(f"{STATES[t.state]}{since}{of}: return {t.level:.4g}, {over} {change}; best {t.best:.4g}")
     more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
-    of = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
-    lines.append(f"likely: {CAUSES[label]}{of}")
+    share = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
+    lines.append(f"likely: {CAUSES[label]}{share}")
     lines += ["  " + line for line in evidence(n, label)]
     tries = advice(label, source, script, saved)
     return lines + (["try, in this order:"] if tries else []) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
@@ -208,7 +210,7 @@ def evidence(n: Numbers, label: str) -> list[str]:
     share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
     fresh = f"{n.fresh:.2g} ± {n.fresh_error:.2g} on fresh ones{share}"
     gain = f"an update gains {n.own:.2g} on its own transitions, {fresh}"
-    if not np.isfinite(n.own):
+    if not np.isfinite(n.own) and label not in ("climbing", "diverged", "few updates"):
         gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"
     said = {
         "gain": gain,
@@ -231,7 +233,7 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
     """What to try, in order, as commands that work when pasted, each with where it has to start."""
     if script is None or saved is None or label == "climbing":
         return []
-    a = arguments_of(script, saved)
+    a = how_many.arguments_of(script, saved)
     value = lambda name, other=0.0: getattr(a, name, None) or other  # noqa: E731
 
     def again(why: str, **changes: Any) -> list[str]:
@@ -241,16 +243,15 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
 
     doctor = f"python doctor.py {shlex.quote(source)}"
     test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
-    test *= hasattr(a, "init_from") and script != "sfl_kinetix"
-    envs = again("from scratch; give it more --total-timesteps, too", num_envs=8 * value("num_envs", 1))
+    test *= script in how_many.SCRIPTS
+    more = {"num_envs": 8 * value("num_envs", 1), "total_timesteps": 8 * value("total_timesteps", 1)}
+    envs = again("from scratch, as many updates", **more)
     entropy = again("from scratch: a settled policy rarely finds back", ent_coef=5 * value("ent_coef", 0.002))
     step = "a smaller outer step, from scratch"
     smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
-    weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if value("vf_coef", 1.0) < 0.5 else []
-    if getattr(a, "vf_coef", None) == 0:
-        weight = again("from the checkpoint", vf_coef=0.5, init_from=source)
+    weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS)
@@ -269,15 +270,6 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
     return tries.get(label, test)
 
 
-def arguments_of(script: str, saved: dict) -> Any:
-    """The arguments of a run, without how it was started."""
-    kind = importlib.import_module(script).Args
-    known = {name: value for name, value in saved.items() if name in kind.__dataclass_fields__}
-    anew = {"run_name": None, "resume": None, "init_from": None, "num_devices": None, "fresh_critic": False}
-    known |= {name: value for name, value in anew.items() if name in kind.__dataclass_fields__}
-    return kind(**arguments.typed(kind, known, f"{script}.py"))
-
-
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
     """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
     values = {name: getattr(args, name) for name in args.__dataclass_fields__} | changes
@@ -291,8 +283,7 @@ def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag(name) if value else "--no-" + flag(name)[2:])
         else:
-            shown = f"{value:g}" if isinstance(value, float) else value
-            words += [flag(name), *map(str, shown if isinstance(shown, tuple) else (shown,))]
+            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
     return words
 
 
@@ -329,22 +320,16 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
     figure.savefig(out, dpi=120)
 
 
-def checkpoint_of(source: str, by: str) -> tuple[str, Any, str]:
-    """-> script, arguments and RUN@UPDATE of the checkpoint that is branched."""
-    folder, record, updates = checkpoints.find_checkpoint(source, by)
-    args = arguments_of(record["script"], record["args"])
-    at = updates[-1]
-    if getattr(args, "anneal_lr", False):  # a branch keeps the rate that the run had reached
-        rate = args.learning_rate * max(args.num_updates - at, 1) / args.num_updates
-        args = replace(args, learning_rate=rate, anneal_lr=False)
-    return record["script"], args, f"{folder}@{at}"
-
-
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, prints which lever lifts the return above the control, and draws them."""
-    script, saved, run = checkpoint_of(source, "--intervene")
-    if script == "sfl_kinetix":
-        raise UsageError("--intervene: not for sfl_kinetix.py, whose levels depend on the run")
+    found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
+    script, run = record["script"], f"{found}@{updates[-1]}"
+    if script not in how_many.SCRIPTS:
+        raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(how_many.SCRIPTS)}")
+    saved = how_many.arguments_of(script, record["args"])
+    if saved.anneal_lr and not args.fresh:
+        saved = how_many.with_rate_of(saved, updates[-1])
+        say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
     known = levers.levers_of(script, saved, args.fresh)
     unknown = [name for name in args.levers if name not in known]
     if unknown:
@@ -354,8 +339,8 @@ def intervene(args: Args, source: str) -> None:
     budget = args.budget or saved.total_timesteps // 4
     most = max(lever.flags.get("num_envs", saved.num_envs) for lever in chosen.values()) * saved.num_steps
     if budget < most:
-        raise UsageError(f"--budget {budget}: less than one update of {most} steps; take ten or more, {10 * most}")
-    folder = Path(source.rpartition("@")[0] or source) / "doctor"
+        raise UsageError(f"--budget {budget}: the largest update here has {most} steps; take ten of them, {10 * most}")
+    folder = found / "doctor"
     cells = levers.cells_of(run, script, saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
     if args.dry_run:
@@ -377,7 +362,9 @@ def intervene(args: Args, source: str) -> None:
         print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
         for o in found:
             shown = f"{np.nanmean(o.returns):10.4g}" if np.isfinite(o.returns).any() else "         -"
-            against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}" if o.lever != "control" else ""
+            against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}" if np.isfinite(o.width) else ""
+            if o.lever != "control" and not against:
+                against = f"{o.difference:+9.3g} (one seed)" if np.isfinite(o.difference) else "not finished"
             print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
     name = "levers_from_scratch.png" if args.fresh else "levers.png"
     draw_levers(run, folder, cells, chosen, folder.parent / name)
@@ -411,7 +398,7 @@ def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Le
         for lever, colour in (("control", "black"), (name, plots.COLOURS[0])):
             x, y = curves[lever]
             axes.plot(x, y, color=colour, linewidth=0.5, alpha=0.35)
-            axes.plot(x, y.mean(1), color=colour, linewidth=1.6)
+            axes.plot(x, np.nanmean(y, axis=1), color=colour, linewidth=1.6)
         axes.set_title(chosen[name].what, fontsize=8)
         axes.tick_params(labelsize=7)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -424,8 +411,6 @@ def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Le
 
 def count_environments(args: Args, source: str) -> None:
     """Prints the gain of an update over its number of environments, the critical number, and what to choose."""
-    if args.half >= 1:
-        raise UsageError(f"--half {args.half}: must be less than 1")
     saved, points = how_many.measure(source, args.over, args.values, args.keys, args.seed_index, say)
     fit = how_many.critical_size(points) if args.over == "num_envs" else None
     if args.json:
@@ -435,9 +420,9 @@ def count_environments(args: Args, source: str) -> None:
     titles = f"{'own gain':>9} {'fresh gain':>18} {'fresh/own':>9} {'per M steps':>11} {'per s':>8} {'KL':>8}"
     print(f"{flag(args.over)[2:]:>14} {titles}")
     for p in points:
-        fresh = f"{p.fresh:.4f} ± {how_many.Z * p.error:.4f}"
+        fresh = f"{p.fresh:.2g} ± {p.width:.1g}"
         print(
-            f"{p.value:>14g} {p.own:>9.4f} {fresh:>18} {p.quotient:>9.2f} {1e6 * p.fresh / p.transitions:>11.4f} "
+            f"{p.value:>14g} {p.own:>9.2g} {fresh:>18} {p.quotient:>9.2f} {1e6 * p.fresh / p.transitions:>11.4f} "
             f"{p.fresh / p.seconds:>8.4f} {p.kl:>8.2g}"
         )
     if fit is not None:
@@ -445,29 +430,28 @@ def count_environments(args: Args, source: str) -> None:
     return None
 
 
-def recommendation(saved: Any, points: list[how_many.Point], fit: tuple[float, float, float], half: float) -> list[str]:
+def recommendation(saved: Any, points: list[how_many.Point], fit: tuple[float, ...], half: float) -> list[str]:
     """What the measurement says to somebody with a budget of samples, or of time."""
-    size, low, high = fit
-    if not np.isfinite(size):
-        return [
-            "no update gained anything on fresh transitions, however large: a smaller step, or nothing is left to gain"
-        ]
-    wanted = size * half / (1 - half)
-    said = [
-        f"half of an update is signal at N_c = {size:,.0f} environments ({low:,.0f} to {high:,.0f}), if fresh / own is "
-        f"N / (N + N_c)"
-    ]
-    if half != 0.5:
-        said.append(f"a share of {half:g} is signal at {wanted:,.0f}")
+    size, low, high, probability = fit
+    sure = [p for p in points if p.fresh > p.width]
+    if not sure:
+        return ["at no size can a gain on fresh transitions be told from 0: a smaller step, or nothing is left to gain"]
+    least, most = min(p.num_envs for p in points), max(p.num_envs for p in points)
+    smallest = min(p.num_envs for p in sure)
+    said = [f"the smallest size with a sure gain: {smallest:,} environments"]
+    if probability < 0.01:
+        said.append("fresh / own does not follow N / (N + N_c) here: no critical number")
+    elif not least <= size <= most:
+        said.append(f"half of an update is signal at {'more' if size > most else 'fewer'} environments than were tried")
+    else:
+        said.append(f"half of an update is signal at N_c = {size:,.0f} environments ({low:,.0f} to {high:,.0f})")
+        said += [f"a share of {half:g} is at {size * half / (1 - half):,.0f}"] * (half != 0.5)
     here = min(points, key=lambda p: abs(p.num_envs - saved.num_envs))
-    if here.fresh - how_many.Z * here.error <= 0:
-        said.append(f"at {here.num_envs:,} no gain can be seen: take more environments, or a smaller step")
-    sure = [p for p in points if p.fresh - how_many.Z * p.error > 0]
-    if sure:
-        by_sample = max(sure, key=lambda p: p.fresh / p.transitions)
-        by_time = max(sure, key=lambda p: p.fresh / p.seconds)
-        said.append(f"most gain per environment step: {by_sample.num_envs:,}; per second here: {by_time.num_envs:,}")
-    return said
+    if here not in sure:
+        said.append(f"at {here.num_envs:,} no gain can be told from 0: take more environments, or a smaller step")
+    by_sample = max(sure, key=lambda p: p.fresh / p.transitions).num_envs
+    by_time = max(sure, key=lambda p: p.fresh / p.seconds).num_envs
+    return [*said, f"most gain per environment step: {by_sample:,}; per second here: {by_time:,}"]
 
 
 if __name__ == "__main__":

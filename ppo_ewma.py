@@ -55,7 +55,7 @@ class Args(RunArgs):
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
     fresh_critic: bool = False
-    """With --init-from: take over all but the critic, which begins anew."""
+    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"

@@ -66,13 +66,16 @@ def of_run(folder: Path) -> list[Course]:
     lines = [line for line in plots.read_lines(folder) if not any(key.startswith("eval/") for key in line)]
     if not lines:
         raise UsageError(f"{folder}: no line of training in its metrics.jsonl")
-    seeds = max(np.size(value) for line in lines for value in line.values())
+    seeds = max(len(value) if isinstance(value, list) else 1 for line in lines for value in line.values())
     keys = dict.fromkeys(key for line in lines for key in line)
     table = {key: np.full((len(lines), seeds), np.nan) for key in keys}
     for i, line in enumerate(lines):
         for key, value in line.items():
-            value = np.array(value, np.float64)  # None becomes NaN
-            if value.size in (1, seeds):
+            try:
+                value = np.array(value, np.float64)  # None becomes NaN
+            except ValueError:  # a ragged list, as in a damaged line
+                continue
+            if value.size in (1, seeds) and value.ndim < 2:
                 table[key][i] = value
     if RETURN not in table:
         found = next((key for key in plots.PERFORMANCE.values() if key in table), None)
@@ -87,11 +90,11 @@ def of_run(folder: Path) -> list[Course]:
 def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
     """The course in another trainer's CSV. columns: key here -> name there; without it, known names are tried."""
     try:
-        with open(file, newline="", encoding="utf-8", errors="replace") as text:
-            rows = list(csv.DictReader(text))
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
-    there = list(rows[0]) if rows else []
+        with open(file, newline="", encoding="utf-8-sig", errors="replace") as text:
+            rows = list(csv.DictReader(text, restkey="more columns than titles"))
+    except (OSError, csv.Error) as error:
+        raise UsageError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    there = [name for name in rows[0] if name] if rows else []
     known = next((names for names in FOREIGN.values() if {names[RETURN], names[STEP]} <= set(there)), {})
     names = {name.lstrip("-"): name for name in known}
     chosen = {name: known[spelled] for name, spelled in names.items()} | columns
@@ -115,8 +118,20 @@ def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
     kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
     if not kept.any():
         raise UsageError(f"{file}: no row with numbers in both {chosen[STEP]} and {chosen[RETURN]}")
-    values = {key: value[kept] for key, value in values.items()}
+    # Other trainers write losses and returns in lines of their own: each return gets the values before it.
+    order = np.argsort(values[STEP], kind="stable")
+    values = {key: value[order] for key, value in values.items()}
+    values = {key: value if key in (STEP, RETURN) else carried(value) for key, value in values.items()}
+    values = {key: value[kept[order]] for key, value in values.items()}
     return [Course(values[STEP], values, np.inf)]
+
+
+def carried(values: np.ndarray) -> np.ndarray:
+    """The last known value up to each place; before the first, the first."""
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return values
+    return values[known[np.maximum(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0)]]
 
 
 def blocks_of(values: np.ndarray, number: int = BLOCKS) -> np.ndarray:

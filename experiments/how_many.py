@@ -18,16 +18,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import chdtrc, stdtrit
 
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError, flag
 
 SCRIPTS = ("ppo", "ppo_ewma")
+KNOWN = (*SCRIPTS, "pqn", "sfl_kinetix", "stochastic_opt")
+STARTED = (
+    *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "track", "distributed", "scaling"),
+    *arguments.BY_HAND,
+)
+FLAGS = ("num_envs", "clip_eps", "update_epochs", "com", "minibatch_size", "learning_rate")
 FACTORS = {"num_envs": (0.25, 1, 4, 16, 64)}
 OTHER_FACTORS = (0.25, 0.5, 1, 2, 4)
 SAMPLE = 2**18  # transitions on which gains are measured: of an update all, if it has no more; fresh ones as many
 CHUNK = 2**21  # transitions that are collected at once
-Z = 1.96
 
 
 class Point(NamedTuple):
@@ -43,6 +49,11 @@ class Point(NamedTuple):
     error: float
     kl: float
     seconds: float  # of one update, on this machine
+
+    @property
+    def width(self) -> float:
+        """Half of the 95 % interval of the fresh gain."""
+        return self.error * float(stdtrit(max(1, self.keys - 1), 0.975))
 
     @property
     def quotient(self) -> float:
@@ -63,18 +74,18 @@ def measure(
     """Makes single updates for each value of the flag `over`, from the checkpoint RUN or RUN@UPDATE: `keys` of them,
     and up to 16 x as many where the update is smaller than the run's. -> the run's arguments, points."""
     script, args, folder, updates = find(run)
-    if not hasattr(args, over):
-        raise UsageError(f"--over {over}: {script.__name__}.py has no {flag(over)}")
+    if over not in FLAGS or not hasattr(args, over):
+        known = ", ".join(flag(name)[2:] for name in FLAGS if hasattr(args, name))
+        raise UsageError(f"--over {over}: must be one of {known}")
+    if any(value <= 0 for value in values):
+        raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
     if not 0 <= seed < args.num_seeds:
         raise UsageError(f"--seed-index {seed}: {run} has seeds 0 to {args.num_seeds - 1}")
     factors = FACTORS.get(over, OTHER_FACTORS)
     values = list(values) or [getattr(args, over) * factor for factor in factors]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    # That of the last update, if no other follows.
-    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
-    rate = args.learning_rate * remaining
-    args = replace(args, num_seeds=1, num_devices=len(jax.devices()), learning_rate=rate, anneal_lr=False)
+    args = replace(with_rate_of(args, update), num_seeds=1, num_devices=len(jax.devices()))
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
     script.KL_SAMPLE = SAMPLE
     judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
@@ -88,11 +99,12 @@ def measure(
             gains = own["outer/own_gain"], judged["outer/fresh_gain"], judged["outer/fresh_gain_se"]
             rows.append((*gains, own["outer/kl"], seconds))
         own, fresh, errors, kl, seconds = np.array(rows, np.float64).T
-        # The spread over keys holds the luck of the update and of the judge; with few keys it is too uncertain alone.
-        spread = max(fresh.std(ddof=1) if len(rows) > 1 else 0.0, math.sqrt((errors**2).mean())) / math.sqrt(len(rows))
+        # The spread over keys holds the luck of the update and of the judge, whose transitions are not independent.
+        spread = fresh.std(ddof=1) if len(rows) > 1 else 0.0
+        spread = max(spread, math.sqrt((errors**2).mean()), 1e-9) / math.sqrt(len(rows))
         numbers = (own.mean(), fresh.mean(), spread, kl.mean(), np.median(seconds))
         points.append(Point(value, changed.num_envs, changed.batch_size, len(rows), *map(float, numbers)))
-        say(f"{flag(over)} {value:g}: own gain {own.mean():.4f}, fresh {fresh.mean():.4f} ± {Z * spread:.4f}")
+        say(f"{flag(over)} {value:g}: own gain {own.mean():.2g}, fresh {fresh.mean():.2g} ± {points[-1].width:.2g}")
     return args, points
 
 
@@ -102,10 +114,17 @@ def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
     if record["script"] not in SCRIPTS:
         raise UsageError(f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(SCRIPTS)}")
     script = importlib.import_module(record["script"])
-    saved = arguments.typed(script.Args, record["args"], f"--how-many {run}")
-    known = {name: value for name, value in saved.items() if name in script.Args.__dataclass_fields__}
-    args = script.Args(**known | {"resume": None, "init_from": None, "distributed": False, "num_devices": None})
-    return script, arguments.apply_scaling(args), folder, updates
+    return script, arguments_of(record["script"], record["args"]), folder, updates
+
+
+def arguments_of(script: str, saved: Any) -> Any:
+    """The arguments in a run's args.json, without how that run was started, watched and spread over processes."""
+    if script not in KNOWN:
+        raise UsageError(f"the run was made by {script}.py; known are {', '.join(f'{name}.py' for name in KNOWN)}")
+    kind = importlib.import_module(script).Args
+    default, fields = kind(), kind.__dataclass_fields__
+    known = {name: value for name, value in arguments.typed(kind, saved, f"{script}.py").items() if name in fields}
+    return kind(**known | {name: getattr(default, name) for name in STARTED if name in fields})
 
 
 def restore(
@@ -123,11 +142,17 @@ def restore(
     return Start(*map(jax.device_get, (state["learner"], environments))), update
 
 
+def with_rate_of(args: Any, update: int) -> Any:
+    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
+    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
+    return replace(args, learning_rate=args.learning_rate * remaining, anneal_lr=False)
+
+
 def with_value(args: Any, over: str, value: float) -> Any:
     """The arguments with one flag changed; more environments mean more minibatches, of the same size."""
     if over == "num_envs":
         return resized(args, value)
-    value = type(getattr(args, over))(value)
+    value = max(1, round(value)) if isinstance(getattr(args, over), int) else value
     sizes = {"num_minibatches": None, "minibatch_size": value if over == "minibatch_size" else args.minibatch_size}
     return replace(args, **{over: value}, **sizes) if over != "minibatch_size" else replace(args, **sizes)
 
@@ -153,8 +178,9 @@ class Program:
     def update(self, learner: Any, environments: Any, key: int, previous: Any = None) -> tuple[Any, dict, float]:
         """One update from a learner, with copies of the environments [n, ...]. -> learner, metrics, seconds."""
         args, shape = self.args, (self.args.num_rollout_chunks, -1)
-        copies = np.arange(args.num_envs)
-        spread = jax.tree.map(lambda x: x[copies % len(x)].reshape(*shape, *x.shape[1:]), environments)
+        there = len(jax.tree.leaves(environments)[0])
+        copies = np.random.default_rng(key).permutation(max(there, args.num_envs))[: args.num_envs] % there
+        spread = jax.tree.map(lambda x: x[copies].reshape(*shape, *x.shape[1:]), environments)
         previous = learner.params if previous is None else previous
         # Copies: the program takes over the memory of its state, and JAX does not copy NumPy's by itself.
         state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
@@ -167,12 +193,15 @@ class Program:
         return state.learner, metrics, time.perf_counter() - began
 
 
-def critical_size(points: Sequence[Point], draws: int = 1000) -> tuple[float, float, float]:
-    """N_c of the law fresh = own N / (N + N_c): least squares weighted by the errors, and 95 % of the fits to fresh
-    gains drawn within their errors. Infinite if no point has a fresh gain above 0."""
+def critical_size(points: Sequence[Point], draws: int = 1000) -> tuple[float, float, float, float]:
+    """N_c of the law fresh = own N / (N + N_c): least squares weighted by the errors, 95 % of the fits to fresh gains
+    drawn within their errors, and how probable so bad a fit is if the law holds."""
     envs, own, fresh, error = (np.array([getattr(p, n) for p in points]) for n in ("num_envs", "own", "fresh", "error"))
     sizes = np.append(np.geomspace(envs.min() / 100, envs.max() * 100, 400), np.inf)
     law = own * envs / (envs + sizes[:, None])
     fit = lambda y: sizes[np.argmin((((y[..., None, :] - law) / error) ** 2).sum(-1), axis=-1)]  # noqa: E731
     drawn = fit(fresh + error * np.random.default_rng(0).normal(size=(draws, len(points))))
-    return (float(fit(fresh)), *map(float, np.quantile(drawn, [0.025, 0.975], method="nearest")))
+    size = float(fit(fresh))
+    misfit = (((fresh - own * envs / (envs + size)) / error) ** 2).sum()
+    low, high = map(float, np.quantile(drawn, [0.025, 0.975], method="nearest"))
+    return size, low, high, float(chdtrc(max(1, len(points) - 1), misfit))

@@ -56,7 +56,7 @@ def levers_of(script: str, args: Any, fresh: bool) -> dict[str, Lever]:
         "lr": Lever("a quarter of the learning rate", {"learning_rate": args.learning_rate / 4}),
         "epochs": Lever("a quarter of the epochs", {"update_epochs": max(1, args.update_epochs // 4)}),
     }
-    if args.batch_size % (8 * args.minibatch_size):
+    if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
         del found["minibatch"]
     if args.update_epochs == 1:
         del found["epochs"]
@@ -106,7 +106,9 @@ def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outc
     ends: dict[str, list[np.ndarray]] = {}
     for (name, _), cell in cells.items():
         _, returns = curve(folder, cell) if grid.state(cell, folder) == "finished" else (None, np.empty((0, 1)))
-        end = returns[-max(1, len(returns) // 4) :].mean(0) if len(returns) else np.full(returns.shape[1], np.nan)
+        tail = returns[-max(1, len(returns) // 4) :]
+        # A line in which no episode of a seed ended has no return of it.
+        end = np.array([np.mean(seed[np.isfinite(seed)]) if np.isfinite(seed).any() else np.nan for seed in tail.T])
         ends.setdefault(name, []).append(end)
     per_seed = {name: np.concatenate(values) for name, values in ends.items()}
     return [Outcome(name, values, *paired(values, per_seed, name)) for name, values in per_seed.items()]

@@ -184,6 +184,31 @@ def test_logs_of_other_trainers(tmp_path, capsys, kind):
         assert "entropy 0.7" in out
 
 
+def test_a_log_whose_losses_and_returns_are_in_lines_of_their_own(tmp_path, capsys):
+    """As CleanRL's wide export, and not in order."""
+    rows = []
+    for i, value in enumerate(10 * X):
+        rows += [f"{2048 * i},{value + 0.01 * (i % 3)},,", f"{2048 * i + 1},,0.01,{0.8 - 0.001 * i}"]
+    file = tmp_path / "wide.csv"
+    titles = "global_step,charts/episodic_return,losses/policy_loss,losses/entropy"
+    file.write_text("\ufeff" + "\n".join([titles, *reversed(rows)]) + "\n")
+    code, out, _ = call(capsys, file)
+    assert code == 0 and "408k steps" in out and "it climbs" in out and "entropy 0.6" in out
+
+
+def test_a_report_of_seeds_that_differ_is_of_those_that_agree(tmp_path, capsys):
+    """Two seeds stand still since half of the run, the third climbs to the end."""
+    seeds = [course(np.minimum(20 * X, 10), seed=s, outer__fresh_gain=0.0) for s in (0, 1)] + [course(10 * X)]
+    run = write_run(tmp_path / "run", seeds[0], num_seeds=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for i, line in enumerate(lines):
+        line |= {key: [float(c.values[key][i]) for c in seeds] for key in seeds[0].values if key != diagnosis.STEP}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, out, _ = call(capsys, run)
+    assert "stands still since 1" in out and "(2 of 3 seeds): return " in out
+    assert "other seeds: 1 climbing" in out
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -228,9 +253,19 @@ def test_the_critical_size_is_found_again():
     for envs_, own in ((256, 0.03), (1024, 0.02), (4096, 0.015), (16384, 0.012)):
         fresh = own * envs_ / (envs_ + 3000)
         points.append(how_many.Point(envs_, envs_, 32 * envs_, 4, own, fresh + 2e-4 * rng.normal(), 2e-4, 0.01, 1.0))
-    size, low, high = how_many.critical_size(points)
+    size, low, high, probability = how_many.critical_size(points)
+    assert probability > 0.01
     assert size == pytest.approx(3000, rel=0.15) and low < 3000 < high and high < 1.5 * low
     assert how_many.critical_size([p._replace(fresh=-0.01) for p in points])[0] == np.inf
+    said = lambda points: " ".join(doctor.recommendation(ppo.Args(), points, how_many.critical_size(points), 0.5))  # noqa: E731
+    assert "N_c = 3," in said(points) or "N_c = 2," in said(points)
+    none = [p._replace(fresh=1e-5 * (-1) ** i) for i, p in enumerate(points)]
+    assert "can a gain on fresh transitions be told from 0" in said(none) and "N_c" not in said(none)
+    # Small updates lose, a large one gains: no law, but a size.
+    turning = [p._replace(fresh=fresh) for p, fresh in zip(points, (-0.05, -0.02, -0.004, 0.004), strict=True)]
+    assert "does not follow" in said(turning) and "sure gain: 16,384" in said(turning)
+    signal = [p._replace(fresh=p.own) for p in points]
+    assert "at fewer environments than were tried" in said(signal)
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
@@ -251,8 +286,11 @@ def test_single_updates_gain_what_the_reward_gains(tmp_path, monkeypatch, script
     assert [p.quotient for p in points] == pytest.approx([1] * 4, abs=0.15)  # small steps, and little noise
     assert args.learning_rate == pytest.approx(0.0005 / 4)  # the last of 4 updates had it
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
-    with pytest.raises(UsageError, match="--over nonsense"):
-        how_many.measure(str(tmp_path / "run"), "nonsense", [], 1, 0, print)
+    for over in ("nonsense", "seed", "batch_size", "hidden_sizes"):
+        with pytest.raises(UsageError, match=f"--over {over}: must be one of num-envs"):
+            how_many.measure(str(tmp_path / "run"), over, [], 1, 0, print)
+    with pytest.raises(UsageError, match="--values 4 -1: must be greater than 0"):
+        how_many.measure(str(tmp_path / "run"), "num_envs", [4, -1], 1, 0, print)
     with pytest.raises(UsageError, match="--seed-index 2"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 2, print)
 
@@ -325,6 +363,7 @@ def test_an_intervention_from_start_to_end(tmp_path, capsys):
         "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --total-timesteps 4096 --num-devices 1"
     )
     ppo.train(parse(ppo.Args, "", f"{flags} --num-eval-episodes 0 --runs-dir {tmp_path} --run-name run".split()))
+    capsys.readouterr()
     words = (tmp_path / "run", "--intervene", "--levers", "eps", "critic", "--seeds", 2, "--budget", 1280)
     code, out, _ = call(capsys, *words)
     assert code == 0 and out.count("\n  ") == 3 and (tmp_path / "run" / "levers.png").exists()

@@ -191,6 +191,7 @@ def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(tmp_path
             ("mixed", ("--init-from", source, "--fresh-critic")),
         )
     )
+    call(script, tmp_path, *flags, *NEXT.split(), "--init-from", source, "--fresh-critic", "--run-name", "branch")
     params = [learner.params["params"] for learner in (new, taken, mixed)]
     critic = {"critic"} if shared else {"critic", "critic_encoder"}
     assert {name for name in params[0] if name.startswith("critic")} == critic and len(params[0]) > len(critic)
@@ -200,6 +201,12 @@ def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(tmp_path
         assert differ(params[2][name], other[name])
     same(mixed.opt_state, taken.opt_state)
     same(mixed.obs_stats, taken.obs_stats)
+    # What came of it can be evaluated.
+    evaluation = ("--evaluate", tmp_path / "branch", "--num-eval-episodes", 4, "--run-name", "evaluated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["script.py", *map(str, evaluation), "--runs-dir", str(tmp_path)])
+        runs.main(script.train, script.Args)
+    assert "eval/episodic_return" in (tmp_path / "evaluated" / "metrics.jsonl").read_text()
 
 
 def test_a_fresh_critic_needs_a_run_to_start_from():

@@ -27,7 +27,7 @@ GIVEN_ANEW = (*TRACKING, "num_devices", *LAUNCH)
 # What --evaluate never takes from the run. One device is enough, and the run's devices may not be here.
 HERE = (
     *(*GIVEN_ANEW, "runs_dir", "run_name", "resume", "init_from", "evaluate"),
-    *("num_eval_episodes", "eval_deterministic", "capture_video"),
+    *("num_eval_episodes", "eval_deterministic", "capture_video", "fresh_critic"),
 )
 
 
