@@ -6,9 +6,9 @@
     python doctor.py progress.csv                  # a log of CleanRL, Stable-Baselines3 or rsl_rl; --columns for others
 
 The diagnosis rests on one measurement that other tools do not have: how much of what an update gains on its own
-transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb with a known error
-rate; --intervene is an experiment, with a control and paired seeds, and needs no theory to be right. docs/doctor.md has
-cases from start to end, and how often the diagnosis is right.
+transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb; --intervene is an
+experiment, with a control and paired seeds, and needs no theory to be right. docs/doctor.md has cases from start to
+end, and how often the diagnosis was right in 21 cases whose cause was built in.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -30,7 +30,7 @@ from common.run import arguments, checkpoints, plots
 from common.run.arguments import Fraction, Positive, UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import diagnosis, grid, how_many, levers
+from experiments import diagnosis, grid, how_many, levers, records
 from experiments.diagnosis import Course, Numbers, Trend
 
 
@@ -88,7 +88,7 @@ class Args:
         object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
 
 
-# What each label means, and what to try, as commands; {run} is the run, the others come from its arguments.
+# What each label means. `advice` has what to try.
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
@@ -98,7 +98,7 @@ CAUSES = {
     "slow": "the step is too small: the policy has hardly moved since the start",
     "critic": "the critic predicts next to nothing, so advantages are mostly noise",
     "network": "most units of the network are dead",
-    "few updates": "too few updates to tell",
+    "few updates": "too few updates, or lines of the log, to tell",
     "diverged": "losses or parameters are no longer finite",
     "climbing": "nothing is wrong: it climbs",
     "fell": "it lost much of what it had: no plateau but a collapse",
@@ -119,13 +119,13 @@ def main(args: Args) -> None:
     columns = dict(column.partition("=")[::2] for column in args.columns)
     if not all(name and column for name, column in columns.items()):
         raise UsageError(f"--columns {' '.join(args.columns)}: must be KEY=NAME, such as global_step=timesteps")
-    script, saved, folder = None, None, Path(source)
+    script, saved, folder = None, {}, Path(source)
     if source.endswith(".csv"):
         courses = diagnosis.of_csv(folder, columns)
     else:
         record = arguments.read_record(folder, "doctor.py")
         script, courses = record["script"], diagnosis.of_run(folder)
-        saved = record["args"] if isinstance(record["args"], dict) else None
+        saved = record["args"] if isinstance(record["args"], dict) else {}
     found = [diagnosis.diagnose(course) for course in courses]
     label = Counter(label for label, _, _ in found).most_common(1)[0][0]
     if args.json:
@@ -155,12 +155,10 @@ def plain(value: Any) -> Any:
 Found = list[tuple[str, Trend, Numbers]]
 
 
-def report(
-    source: str, script: str | None, saved: dict | None, courses: list[Course], found: Found, label: str
-) -> list[str]:
+def report(source: str, script: str | None, saved: dict, courses: list[Course], found: Found, label: str) -> list[str]:
     """The diagnosis in about ten lines."""
     steps, seeds = courses[0].steps[-1], len(courses)
-    about = f"{script}.py on {how_many.arguments_of(script, saved).env_id}, " if script and saved else ""
+    about = f"{script}.py on {saved.get('env_id', 'a bowl')}, " if script else ""
     updates = f", {courses[0].num_updates:,.0f} updates" if np.isfinite(courses[0].num_updates) else ""
     lines = [f"{source}: {about}{seeds} seed{'s' * (seeds > 1)}, {engineering(steps)} steps{updates}"]
     of_label = [(t, n) for name, t, n in found if name == label]
@@ -229,11 +227,12 @@ def evidence(n: Numbers, label: str) -> list[str]:
     return [f"{title}: {'; '.join(texts)}" for title, texts in lines.items() if texts]
 
 
-def advice(label: str, source: str, script: str | None, saved: dict | None) -> list[str]:
-    """What to try, in order, as commands that work when pasted, each with where it has to start."""
-    if script is None or saved is None or label == "climbing":
+def advice(label: str, source: str, script: str | None, saved: dict) -> list[str]:
+    """What to try, in order, as commands that work when pasted, each with where it has to start. None for a script that
+    is not of this project: a fork may have other flags."""
+    if script not in records.KNOWN or label == "climbing":
         return []
-    a = how_many.arguments_of(script, saved)
+    a = records.arguments_of(script, saved)
     value = lambda name, other=0.0: getattr(a, name, None) or other  # noqa: E731
 
     def again(why: str, **changes: Any) -> list[str]:
@@ -243,7 +242,7 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
 
     doctor = f"python doctor.py {shlex.quote(source)}"
     test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
-    test *= script in how_many.SCRIPTS
+    test *= script in records.BRANCHED
     more = {"num_envs": 8 * value("num_envs", 1), "total_timesteps": 8 * value("total_timesteps", 1)}
     envs = again("from scratch, as many updates", **more)
     entropy = again("from scratch: a settled policy rarely finds back", ent_coef=5 * value("ent_coef", 0.002))
@@ -254,7 +253,7 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
     weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
-    count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in how_many.SCRIPTS)
+    count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in records.BRANCHED)
     tries = {
         "step": [*(smaller or slower), *envs, *count, *test],
         "no gain": [*count, *(smaller or slower), *envs, *test],
@@ -263,7 +262,7 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
         "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],
         "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],
         "network": [*again("from scratch: dead units stay dead", learning_rate=a.learning_rate / 10), *tanh],
-        "few updates": again("ten times as long, from scratch", **{total: 10 * getattr(a, total)}),
+        "few updates": again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)}),
         "diverged": slower,
         "fell": [*(smaller or slower), *test],
     }
@@ -272,19 +271,11 @@ def advice(label: str, source: str, script: str | None, saved: dict | None) -> l
 
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
     """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
-    values = {name: getattr(args, name) for name in args.__dataclass_fields__} | changes
     fields = args.__dataclass_fields__
+    values = {name: getattr(args, name) for name in fields if name != "num_minibatches"} | changes
     default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
-    words = ["python", f"{script}.py"]
-    for name, value in values.items():
-        # Their number follows from their size.
-        if name == "num_minibatches" or value is None or (value == getattr(default, name) and name != "env_id"):
-            continue
-        if isinstance(value, bool):
-            words.append(flag(name) if value else "--no-" + flag(name)[2:])
-        else:
-            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
-    return words
+    named = {k: v for k, v in values.items() if k == "env_id" or (v is not None and v != getattr(default, k))}
+    return ["python", f"{script}.py", *grid.spelled(named)]
 
 
 def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
@@ -324,13 +315,13 @@ def intervene(args: Args, source: str) -> None:
     """Runs the branches, prints which lever lifts the return above the control, and draws them."""
     found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
     script, run = record["script"], f"{found}@{updates[-1]}"
-    if script not in how_many.SCRIPTS:
-        raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(how_many.SCRIPTS)}")
-    saved = how_many.arguments_of(script, record["args"])
+    if script not in records.BRANCHED:
+        raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
+    saved = records.arguments_of(script, record["args"])
     if saved.anneal_lr and not args.fresh:
-        saved = how_many.with_rate_of(saved, updates[-1])
+        saved = records.with_rate_of(saved, updates[-1])
         say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
-    known = levers.levers_of(script, saved, args.fresh)
+    known = levers.levers_of(saved, args.fresh)
     unknown = [name for name in args.levers if name not in known]
     if unknown:
         raise UsageError(f"--levers {unknown[0]}: for this run there are {', '.join(list(known)[1:])}")

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics
+from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.products import PRODUCTS
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
@@ -360,26 +360,15 @@ def optimise(
 
 
 def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the parameters and, exactly, the policy on a sample of its transitions; what it gained.
-
-    Own gain: E[(pi_new / pi_old - 1) A], A standardised, on transitions that the update trained on. Fresh gain, of the
-    update before: what going back to its start, `previous`, would lose on these transitions, which it has not seen.
-    """
+    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
+    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
     policy = partial(forward, args, network, sample.obs_stats)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
     earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
-    advantage = statistics.standardise(batch.advantage)
-    gain = lambda dist: jnp.expm1(dist.log_prob(batch.action) - before.log_prob(batch.action)) * advantage  # noqa: E731
-    sums = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
-    kl, own_gain, fresh_gain, square = jax.lax.pmean(sums.mean(1), "device")
-    count = float(batch.advantage.size * jax.lax.axis_size("device"))
+    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return {
-        "outer/kl": kl,
-        "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
-        "outer/own_gain": own_gain,
-        "outer/fresh_gain": fresh_gain,
-        "outer/fresh_gain_se": jnp.sqrt((square - fresh_gain**2) / count),
+    return metrics | {
+        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
         "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
@@ -451,12 +440,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
-    learner = Learner(
-        params,
-        ADAM.init(params),
-        statistics.initial_stats(env.obs_shape),
-        statistics.initial_stats(()),
-    )
+    stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
+    learner = Learner(params, ADAM.init(params), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, environments, key, jnp.int32(0), previous)
 

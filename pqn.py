@@ -394,12 +394,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Arra
     state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
-    learner = Learner(
-        params,
-        RADAM.init(params),
-        statistics.initial_stats(env.obs_shape),
-        statistics.initial_stats(()),
-    )
+    stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
+    learner = Learner(params, RADAM.init(params), *stats)
     return TrainState(learner, environments, key, jnp.int32(0))
 
 

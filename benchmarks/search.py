@@ -1,7 +1,7 @@
 """Compares sfl_kinetix.py with Kinetix's own functions, and measures time and memory of its search for levels.
 
     python benchmarks/search.py                        # writes results/search.json; a quarter of an hour on two cores
-    taskset -c 0 python benchmarks/search.py --out results/search_one_core.json
+    taskset -c 0 python benchmarks/search.py --out one_core.json
 
 For training, one update (rollout and inner loop) of each is timed in turn, on levels of the same kind. The peer uses
 kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network

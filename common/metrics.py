@@ -2,7 +2,8 @@
 appendix B) and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
 says what moves them and when to worry.
 
-These are pure functions of a whole sample. If it is split over devices, gather it first.
+These are pure functions of a whole sample. If it is split over devices, gather it first; only `step_metrics` takes each
+device's part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Categorical, Gaussian
+from common.statistics import standardise
 
 COVERAGE_SAMPLE = 512  # observations at most, because a larger sample covers more by itself
 GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many parts of a sample
@@ -65,6 +67,29 @@ def effective_sample_size(log_ratio: jax.Array) -> jax.Array:
     """(sum w)^2 / (n sum w^2) of importance weights w = exp(log_ratio), in % (Martino et al. 2017). [n] -> []."""
     weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels; exp cannot overflow
     return 100 * weights.sum() ** 2 / (weights.size * (weights**2).sum())
+
+
+def step_metrics(
+    earlier: Any, before: Any, after: Any, action: jax.Array, advantage: jax.Array
+) -> dict[str, jax.Array]:
+    """How far an update moved the policy from `before` to `after`, and what it gained, on n of its transitions.
+
+    outer/kl is the exact KL(before || after). outer/own_gain is E[(after / before - 1) A], A standardised. Fresh gain
+    is that of the update from `earlier` to `before`, on these transitions, which it has not seen: what going back would
+    lose, -E[(earlier / before - 1) A]. earlier, before, after: distributions of [n]; action: [n, D]; advantage: [n].
+    """
+    advantage = standardise(advantage)
+    gain = lambda dist: jnp.expm1(dist.log_prob(action) - before.log_prob(action)) * advantage  # noqa: E731
+    # One sum over devices: XLA:CPU lets sums that do not wait for each other meet, and then ends the process.
+    values = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
+    kl, own_gain, fresh_gain, square = jax.lax.pmean(values.mean(1), "device")
+    count = float(advantage.size * jax.lax.axis_size("device"))
+    return {
+        "outer/kl": kl,
+        "outer/own_gain": own_gain,
+        "outer/fresh_gain": fresh_gain,
+        "outer/fresh_gain_se": jnp.sqrt(jnp.maximum(square - fresh_gain**2, 0) / count),
+    }
 
 
 def policy_variance(dist: Categorical | Gaussian) -> jax.Array:

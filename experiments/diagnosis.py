@@ -184,10 +184,7 @@ def trend(course: Course) -> Trend:
             return result._replace(
                 state="still", since=int(np.flatnonzero(known)[at]), level=level, change=change, error=error
             )
-    change, error = line_through(blocks[-max(5, n // 2) :])
-    if change - error > 0:
-        return result._replace(state="climbing")
-    return result
+    return result._replace(state="climbing") if result.change - result.error > 0 else result
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:
@@ -241,7 +238,7 @@ def numbers(course: Course, t: Trend) -> Numbers:
 NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
 DORMANT = 0.5  # share of dormant units
 TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
-SETTLED_GAIN, SETTLED_ENTROPY = 0.004, 0.05  # an update that does nothing even on its own data; share of first entropy
+SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
 TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
 REPLACED = 1.0  # KL of an update after which little is left of the policy
 NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
@@ -260,7 +257,7 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     thrashes = n.own > SETTLED_GAIN and (takes_back or replaces)
     if t.state == "climbing" and (not thrashes or t.change - t.error > SURE_CLIMB * t.gained):
         return "climbing", t, n
-    label = "fell" if t.state == "fell" else "unclear" if t.state == "unclear" else "unknown"
+    label = t.state if t.state in ("fell", "unclear") else "unknown"
     # The most certain first.
     if n.spread <= NO_SPREAD * abs(t.level):
         label = "exploration"
@@ -272,7 +269,7 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
         label = "critic"
     elif thrashes:
         label = "step"
-    elif n.own < SETTLED_GAIN or 0 <= n.entropy < SETTLED_ENTROPY * n.first_entropy:
+    elif n.own < SETTLED_GAIN:
         label = "settled"
     elif t.state != "fell" and (n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own):
         label = "no gain"

@@ -74,7 +74,7 @@ CASES = {
     "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e38 --total-timesteps 131072"),
 }
 COMMON = "--no-halt-on-nan"
-FINE = {"climbing", "settled", "no gain", "few updates"}  # what healthy and finished runs may be called
+FINE = {"climbing", "settled", "no gain", "few updates"}  # what is no fault, or need not be one
 
 
 def cell(name: str, first_seed: int) -> grid.Cell:
@@ -134,7 +134,7 @@ def judge(run: Path) -> list[str]:
 
 
 def summary(found: dict[str, list[str]]) -> list[str]:
-    """A line per case, and the shares that are right and that are false alarms."""
+    """A line per case, and the shares that are right and that are false alarms: none of FINE where one of it is due."""
     lines, right, seen, alarms, healthy = [], 0, 0, 0, 0
     for name, labels in found.items():
         expected = CASES[name].expected
@@ -143,7 +143,7 @@ def summary(found: dict[str, list[str]]) -> list[str]:
         right, seen = right + labels.count(expected), seen + len(labels)
         if expected in FINE:
             alarms, healthy = alarms + sum(label not in FINE for label in labels), healthy + len(labels)
-    return [*lines, f"right: {right} of {seen}; false alarms: {alarms} of {healthy} healthy or finished seeds"]
+    return [*lines, f"right: {right} of {seen}; false alarms: {alarms} of {healthy} seeds without a fault"]
 
 
 if __name__ == "__main__":

@@ -69,15 +69,21 @@ def command(cell: Cell, folder: Path) -> list[str]:
     script, run = f"{cell.script}.py", folder / cell.name
     if state(cell, folder) == "interrupted":
         return ["python", script, "--resume", str(run)]
-    words = ["python", script]
-    for name, value in cell.flags:
+    words = ["python", script, *spelled(dict(cell.flags))]
+    if cell.source is not None:
+        words += ["--init-from", f"{folder / cell.source.name}@{cell.source_update}"]
+    return [*words, "--runs-dir", str(folder), "--run-name", cell.name]
+
+
+def spelled(flags: dict[str, Any]) -> list[str]:
+    """Returns flags as words of a command line."""
+    words = []
+    for name, value in flags.items():
         if isinstance(value, bool):
             words.append(flag(name) if value else "--no-" + flag(name)[2:])
         else:
             words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
-    if cell.source is not None:
-        words += ["--init-from", f"{folder / cell.source.name}@{cell.source_update}"]
-    return [*words, "--runs-dir", str(folder), "--run-name", cell.name]
+    return words
 
 
 def paste(cell: Cell, folder: Path) -> str:

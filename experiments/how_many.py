@@ -22,13 +22,8 @@ from scipy.special import chdtrc, stdtrit
 
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError, flag
+from experiments import records
 
-SCRIPTS = ("ppo", "ppo_ewma")
-KNOWN = (*SCRIPTS, "pqn", "sfl_kinetix", "stochastic_opt")
-STARTED = (
-    *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "track", "distributed", "scaling"),
-    *arguments.BY_HAND,
-)
 FLAGS = ("num_envs", "clip_eps", "update_epochs", "com", "minibatch_size", "learning_rate")
 FACTORS = {"num_envs": (0.25, 1, 4, 16, 64)}
 OTHER_FACTORS = (0.25, 0.5, 1, 2, 4)
@@ -85,9 +80,10 @@ def measure(
     values = list(values) or [getattr(args, over) * factor for factor in factors]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    args = replace(with_rate_of(args, update), num_seeds=1, num_devices=len(jax.devices()))
+    args = replace(records.with_rate_of(args, update), num_seeds=1, num_devices=len(jax.devices()))
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
     script.KL_SAMPLE = SAMPLE
+    # The script's own update, for its measurements; what it learns is thrown away.
     judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
     points = []
     for value, changed in settings.items():
@@ -111,20 +107,12 @@ def measure(
 def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
     """-> the script of RUN or RUN@UPDATE, its arguments, its folder, the updates to choose from."""
     folder, record, updates = checkpoints.find_checkpoint(run, "--how-many")
-    if record["script"] not in SCRIPTS:
-        raise UsageError(f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(SCRIPTS)}")
+    if record["script"] not in records.BRANCHED:
+        raise UsageError(
+            f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(records.BRANCHED)}"
+        )
     script = importlib.import_module(record["script"])
-    return script, arguments_of(record["script"], record["args"]), folder, updates
-
-
-def arguments_of(script: str, saved: Any) -> Any:
-    """The arguments in a run's args.json, without how that run was started, watched and spread over processes."""
-    if script not in KNOWN:
-        raise UsageError(f"the run was made by {script}.py; known are {', '.join(f'{name}.py' for name in KNOWN)}")
-    kind = importlib.import_module(script).Args
-    default, fields = kind(), kind.__dataclass_fields__
-    known = {name: value for name, value in arguments.typed(kind, saved, f"{script}.py").items() if name in fields}
-    return kind(**known | {name: getattr(default, name) for name in STARTED if name in fields})
+    return script, records.arguments_of(record["script"], record["args"]), folder, updates
 
 
 def restore(
@@ -142,19 +130,12 @@ def restore(
     return Start(*map(jax.device_get, (state["learner"], environments))), update
 
 
-def with_rate_of(args: Any, update: int) -> Any:
-    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
-    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
-    return replace(args, learning_rate=args.learning_rate * remaining, anneal_lr=False)
-
-
 def with_value(args: Any, over: str, value: float) -> Any:
     """The arguments with one flag changed; more environments mean more minibatches, of the same size."""
     if over == "num_envs":
         return resized(args, value)
     value = max(1, round(value)) if isinstance(getattr(args, over), int) else value
-    sizes = {"num_minibatches": None, "minibatch_size": value if over == "minibatch_size" else args.minibatch_size}
-    return replace(args, **{over: value}, **sizes) if over != "minibatch_size" else replace(args, **sizes)
+    return replace(args, **{over: value, "num_minibatches": None})  # their number follows from their size
 
 
 def resized(args: Any, num_envs: float) -> Any:

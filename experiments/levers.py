@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.run import plots
-from experiments import grid
+from experiments import grid, records
 from experiments.diagnosis import RETURN
 
 # Flags of a run that a branch does not take over: how it was started, watched and stored.
 NOT_TAKEN = {
-    *("seed", "num_seeds", "total_timesteps", "run_name", "runs_dir", "resume", "init_from", "evaluate", "distributed"),
-    *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every", "num_eval_episodes", "capture_video", "track"),
-    *("plasticity_every", "num_devices", "fresh_critic", "scaling", "base_num_envs", "num_minibatches"),
-    *("coordinator_address", "num_processes", "process_id"),
+    *records.STARTED,
+    *("seed", "num_seeds", "total_timesteps", "runs_dir", "checkpoint_every", "keep_checkpoints"),
+    *("log_every", "eval_every", "num_eval_episodes", "capture_video", "plasticity_every"),
+    *("base_num_envs", "num_minibatches"),  # they follow from the number of environments and the minibatch's size
 }
 
 
@@ -45,10 +45,10 @@ class Outcome(NamedTuple):
         return "lifts" if self.difference > 0 else "lowers"
 
 
-def levers_of(script: str, args: Any, fresh: bool) -> dict[str, Lever]:
+def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
     """The levers that this run has, the control first. fresh: the branch starts from scratch."""
-    updates_of_com = args.update_epochs * args.num_minibatches / 2  # steps by which PPO's own proximal policy is behind
-    com = getattr(args, "com", None) or (updates_of_com if script == "ppo" else None)
+    # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
+    com = getattr(args, "com", args.update_epochs * args.num_minibatches / 2)
     found = {
         "control": Lever("nothing changed", {}),
         "envs": Lever("8 x the environments, more minibatches", {"num_envs": 8 * args.num_envs}),
@@ -60,15 +60,11 @@ def levers_of(script: str, args: Any, fresh: bool) -> dict[str, Lever]:
         del found["minibatch"]
     if args.update_epochs == 1:
         del found["epochs"]
-    if hasattr(args, "clip_eps"):
-        found["eps"] = Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4})
-    if com is not None:
-        ewma = "ppo_ewma" if script == "ppo" else None
-        found["com"] = Lever("16 x the centre of mass", {"com": float(16 * com)}, ewma)
-    if hasattr(args, "ent_coef"):
-        ent = 5 * args.ent_coef or 0.01
-        found["entropy"] = Lever("5 x the entropy bonus" if args.ent_coef else "an entropy bonus", {"ent_coef": ent})
-    if hasattr(args, "fresh_critic") and not fresh:
+    found["eps"] = Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4})
+    found["com"] = Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma")
+    bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
+    found["entropy"] = Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01})
+    if not fresh:
         found["critic"] = Lever("a fresh critic", {"fresh_critic": True})
     return found
 

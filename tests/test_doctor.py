@@ -89,7 +89,6 @@ def test_a_loss_that_is_not_finite_means_diverged():
         ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
         ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
         ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
-        ("settled", RISE, 0.01, {"losses__entropy": np.exp(-8 * X), "outer__fresh_gain": 0.0}),
         ("exploration", np.full(LINES, -200.0), 0.0, {}),
         ("slow", np.zeros(LINES), 0.3, {"outer__kl": 1e-7, "losses__entropy": 1.09, "outer__own_gain": 1e-4}),
         ("critic", RISE, 0.3, {"losses__explained_variance": 0.02}),
@@ -241,7 +240,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         assert code == 2 and said in err and len(err.strip().splitlines()) == 1, (words, err)
     for run in (short, broken):
         code, out, _ = call(capsys, run)
-        assert code == 0 and "too few updates to tell" in out
+        assert code == 0 and "too few updates, or lines of the log, to tell" in out
 
 
 # How many environments
@@ -269,7 +268,7 @@ def test_the_critical_size_is_found_again():
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
-def test_single_updates_gain_what_the_reward_gains(tmp_path, monkeypatch, script):
+def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     """On a bandit: from the same checkpoint, larger updates keep more of what they gain; nothing is trained further."""
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, num_levels: envs.VectorEnv(Bandit(), num_envs))
     monkeypatch.setattr(how_many, "SAMPLE", 2**13)
@@ -314,10 +313,10 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
         num_envs=64, minibatch_size=256, learning_rate=3e-4, env_id="CartPole-v1", gamma=0.9, norm_obs=True,
         hidden_sizes=(32,), ent_coef=0.0,
     )  # fmt: skip
-    known = levers.levers_of("ppo", args, fresh=False)
+    known = levers.levers_of(args, fresh=False)
     expected = {"control", "envs", "minibatch", "lr", "epochs", "eps", "com", "entropy", "critic"}
     assert known.keys() == expected
-    assert "critic" not in levers.levers_of("ppo", args, fresh=True)
+    assert "critic" not in levers.levers_of(args, fresh=True)
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
     assert len(cells) == 2 * len(expected) and len({cell.name for cell in cells.values()}) == len(cells)
     control = None
@@ -341,7 +340,7 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     """Seeds differ by 10, the lever adds 1: unpaired nobody would see it."""
     args = ppo.Args(num_envs=64, minibatch_size=256)
     known = {
-        name: lever for name, lever in levers.levers_of("ppo", args, True).items() if name in ("control", "eps", "lr")
+        name: lever for name, lever in levers.levers_of(args, True).items() if name in ("control", "eps", "lr")
     }
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 20 * args.batch_size, range(4), True)
     rng = np.random.default_rng(0)

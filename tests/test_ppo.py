@@ -608,6 +608,8 @@ def test_eight_devices_play_different_episodes_and_keep_one_learner():
         assert obs.shape == (8, 3) and len(np.unique(obs[:, 1])) == 8
     learner = states[-1].learner
     assert learner.obs_stats.count == learner.return_stats.count == 2 * 64
+    unknown = {"outer/fresh_gain", "outer/fresh_gain_se"}  # of the update before the first
+    assert {key for key, value in metrics[0].items() if not np.isfinite(value)} == unknown
     assert all(np.isfinite(value) for value in metrics[1].values())
 
 

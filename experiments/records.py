@@ -1,0 +1,31 @@
+"""The arguments of runs that exist, for programs that go on from them."""
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+from common.run import arguments
+from common.run.arguments import UsageError
+
+BRANCHED = ("ppo", "ppo_ewma")  # scripts whose runs doctor.py can branch and measure
+KNOWN = (*BRANCHED, "pqn", "sfl_kinetix", "stochastic_opt")
+STARTED = (
+    *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "track", "distributed", "scaling"),
+    *arguments.BY_HAND,
+)
+
+
+def arguments_of(script: str, saved: Any) -> Any:
+    """The arguments in a run's args.json, without how that run was started, watched and spread over processes."""
+    if script not in KNOWN:
+        raise UsageError(f"the run was made by {script}.py; known are {', '.join(f'{name}.py' for name in KNOWN)}")
+    kind = importlib.import_module(script).Args
+    default, fields = kind(), kind.__dataclass_fields__
+    known = {name: value for name, value in arguments.typed(kind, saved, f"{script}.py").items() if name in fields}
+    return kind(**known | {name: getattr(default, name) for name in STARTED if name in fields})
+
+
+def with_rate_of(args: Any, update: int) -> Any:
+    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
+    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
+    return replace(args, learning_rate=args.learning_rate * remaining, anneal_lr=False)
