@@ -339,9 +339,7 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
 def test_outcomes_are_differences_seed_by_seed(tmp_path):
     """Seeds differ by 10, the lever adds 1: unpaired nobody would see it."""
     args = ppo.Args(num_envs=64, minibatch_size=256)
-    known = {
-        name: lever for name, lever in levers.levers_of(args, True).items() if name in ("control", "eps", "lr")
-    }
+    known = {name: lever for name, lever in levers.levers_of(args, True).items() if name in ("control", "eps", "lr")}
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 20 * args.batch_size, range(4), True)
     rng = np.random.default_rng(0)
     for (name, seed), cell in cells.items():
