@@ -58,6 +58,8 @@ class Args(RunArgs):
     """A gymnax id, kinetix/locomotion, kinetix/s, kinetix/m, kinetix/l or kinetix/<hand-designed level>."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
+    sticky_actions: Fraction = 0.0
+    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
     norm_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     norm_reward: bool = False
@@ -407,7 +409,7 @@ def build(args: Args) -> tuple:
     """
     chunk = args.num_envs // args.num_rollout_chunks
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
-    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels)
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions)
     if not isinstance(env.action_space, Discrete) or len(env.action_space.nvec) > 1:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")
     if args.network == "cnn" and len(env.obs_shape) != 3:

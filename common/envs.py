@@ -18,6 +18,7 @@ import numpy as np
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
 from common.suites import gymnax as gymnax_suite
+from common.suites.sticky import Sticky
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
 
@@ -187,20 +188,27 @@ class LevelEnv(VectorEnv):
         return after._replace(inner=level._replace(state=inner)), out._replace(obs=obs)
 
 
-def make(env_id: str, num_envs: int, num_levels: int = 512) -> VectorEnv:
+def make(env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0) -> VectorEnv:
     """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l` or `kinetix/<hand-designed level>`.
 
-    num_levels: size of the fixed level set of `kinetix/locomotion`.
+    num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
+    executes its last action again instead of the given one.
     """
+    suite = make_suite(env_id, num_levels)
+    return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
+
+
+def make_suite(env_id: str, num_levels: int) -> Any:
+    """The single environment behind `env_id`, without auto-reset."""
     suite, _, name = env_id.partition("/")
     try:
         if env_id in gymnax_suite.env_ids():
-            return VectorEnv(gymnax_suite.Gymnax(env_id), num_envs)
+            return gymnax_suite.Gymnax(env_id)
         if suite == "kinetix":
             from common.suites import kinetix  # imported on demand: it takes 10 s
 
             if name in kinetix.level_names():
-                return VectorEnv(kinetix.make(name, num_levels), num_envs)
+                return kinetix.make(name, num_levels)
     except ModuleNotFoundError as error:
         raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
     except OSError as error:  # MNISTBandit-bsuite downloads its data

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Counter, Noise, on_devices
+from conftest import Counter, Noise, Toy, on_devices
 from jax.sharding import PartitionSpec as P
-from scipy.stats import chisquare, kstest
+from scipy.stats import binomtest, chisquare, kstest
 
 from common import evaluation
 from common.actions import Box, Categorical, Discrete
 from common.envs import VectorEnv, episode_sums, make
 from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
 from common.suites import gymnax as suite
+from common.suites.sticky import Sticky
 
 IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # that one downloads a data set
 MINATAR = [name for name in IDS if name.endswith("-MinAtar")]
@@ -48,6 +49,67 @@ def play(env, num_steps, seed=0):
 def all_different(*ids):
     rows = np.concatenate([np.reshape(x, (-1, 2)) for x in ids])
     return len(np.unique(rows, axis=0)) == len(rows)
+
+
+# Sticky actions
+
+
+class Echo(Toy):
+    """Observes the action that was executed, the number of the step, and a number that only the reset's key decides.
+    Terminated after 7 steps."""
+
+    obs_shape, num_levels, action_space = (3,), 4, Discrete((5, 1000))
+
+    def reset(self, key):
+        start = jnp.array([-1, 0, jax.random.randint(key, (), 0, 10**6)])
+        return start, start
+
+    def reset_to(self, key, level):
+        start = jnp.array([-1, 0, level])
+        return start, start
+
+    def step(self, key, state, action):
+        state = jnp.array([action[1], state[1] + 1, state[2]])
+        return state, state, jnp.float32(0), state[1] == 7, jnp.bool_(False), jnp.bool_(False)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.25, 1.0])
+def test_sticky_actions_repeat_the_last_executed_action(probability):
+    """Replayed in Python: each executed action is the given one or the one executed before it, never an earlier
+    episode's; in a share of the steps that a binomial test does not reject; each environment by its own chance."""
+    env, steps = VectorEnv(Sticky(Echo(), probability), 64), 100
+
+    def run(key):
+        state, _ = env.reset(key)
+        # A new action in every step, so that a repeated one shows.
+        given = lambda time: jnp.stack([jnp.zeros(64, int), jnp.full(64, time)], 1)  # noqa: E731
+        step = lambda state, t: env.step(jax.random.fold_in(key, t), state, given(t))  # noqa: E731
+        return jax.lax.scan(step, state, jnp.arange(steps))[1].final_obs
+
+    executed, step, _ = np.moveaxis(np.asarray(jax.jit(run)(jax.random.key(0))), -1, 0)  # [T, N]
+    held, repeats = np.full(64, -1), np.zeros((steps, 64), bool)
+    for t in range(steps):
+        repeats[t] = executed[t] != t
+        assert (executed[t][repeats[t]] == held[repeats[t]]).all()
+        assert not repeats[t][step[t] == 1].any()
+        held = executed[t]
+    free = step > 1
+    assert binomtest(int(repeats[free].sum()), int(free.sum()), probability).pvalue > 0.01
+    assert probability == 1 or len(np.unique(repeats.T, axis=0)) == 64
+
+
+def test_sticky_actions_keep_all_else():
+    env = VectorEnv(Sticky(Echo(), 0.5), 8)
+    assert (env.suite.num_levels, env.obs_shape, env.action_dim, env.suite.can_draw) == (4, (3,), 2, False)
+    assert np.asarray(env.reset_to(jax.random.key(0), jnp.arange(8) % 4)[1])[:, 2].tolist() == [0, 1, 2, 3] * 2
+    pendulum = make("Pendulum-v1", 4, sticky_actions=1.0)
+    state, _ = play(pendulum, 5)[1:]
+    np.testing.assert_array_equal(state.inner.action[1:], np.broadcast_to(state.inner.action[0], (4, 4, 1)))
+    assert (np.abs(state.inner.action) <= 2).all()  # what was executed, after clipping
+    assert type(make("Pendulum-v1", 4).suite) is suite.Gymnax  # no cost where it is off
+    frame = make("Breakout-MinAtar", 1, sticky_actions=0.1)
+    one = jax.tree.map(lambda x: x[0], frame.reset(jax.random.key(0))[0].inner)
+    assert frame.frames([one])[0].shape == (200, 200, 3)
 
 
 # Auto-reset
