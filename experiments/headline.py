@@ -1,0 +1,242 @@
+"""The headline: does PPO stand still with few environments and go on with many, on a game of chance?
+
+    python -m experiments.headline              # makes the missing runs, then results/headline.json and headline.png
+    python -m experiments.headline --table      # only judges the finished runs
+
+Hypotheses, statistics and margins are in experiments/PREREGISTERED.md. All runs are `python ppo.py` with its defaults
+on Breakout-MinAtar with sticky actions, except for what ARMS says.
+"""
+
+import datetime
+import itertools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+from scipy.special import stdtrit
+
+from benchmarks.report import git
+from common.run import devices, plots
+from common.run.tracking import say
+from experiments import grid
+from experiments.diagnosis import RETURN
+
+SIZES = (64, 512, 4096)  # environments
+SEEDS = range(5)
+STEPS = 3 * 2**23  # 25,165,824; a multiple of every size's transitions per update
+HALF = STEPS // 2
+NUM_STEPS = 32
+ARMS = {  # of the smallest size, for half of the steps
+    "entropy": ("ppo", {"ent_coef": 0.05}),
+    "tuned": ("ppo", {"minibatch_size": 256, "learning_rate": 3e-4}),
+    "eps": ("ppo", {"clip_eps": 0.05}),
+    "com": ("ppo_ewma", {"com": 32.0}),  # 16 x what PPO's own proximal policy, the behaviour policy, is behind
+}
+
+
+def cell(num_envs: int, seed: int, steps: int = STEPS, script: str = "ppo", **changed: Any) -> grid.Cell:
+    """One run of one seed."""
+    updates = steps // (num_envs * NUM_STEPS)
+    flags = {"env_id": "Breakout-MinAtar", "sticky_actions": 0.1, "num_envs": num_envs, "total_timesteps": steps}
+    flags |= {
+        "seed": seed,
+        "num_eval_episodes": 0,
+        "log_every": max(1, updates // 384),
+        "checkpoint_every": updates // 2,
+    }
+    return grid.named(script, flags | changed, {"envs": num_envs, **changed, "seed": seed}, updates)
+
+
+def branch(seed: int) -> grid.Cell:
+    """The smallest size's policy at half of its run, which goes on with the largest size."""
+    small, large = cell(SIZES[0], seed), cell(SIZES[-1], seed, HALF)
+    flags = {name: value for name, value in large.flags if name != "env_id"} | {"env_id": "Breakout-MinAtar"}
+    return grid.named(
+        "ppo", flags, {"branch": "to-the-largest", "seed": seed}, large.num_updates, small, small.num_updates // 2
+    )
+
+
+def cells() -> dict[str, list[grid.Cell]]:
+    """All runs, by what they are."""
+    found = {f"{size}": [cell(size, seed) for seed in SEEDS] for size in SIZES}
+    for name, (script, changed) in ARMS.items():
+        found[name] = [cell(SIZES[0], seed, HALF, script, **changed) for seed in SEEDS]
+    return found | {"branch": [branch(seed) for seed in SEEDS]}
+
+
+class Curve(NamedTuple):
+    """Each [lines]."""
+
+    steps: np.ndarray
+    returns: np.ndarray
+    own: np.ndarray
+    fresh: np.ndarray
+
+    def mean(self, key: str, start: float, end: float) -> float:
+        """Mean over the lines whose step is in (start, end]; lines without a value are left out."""
+        values = getattr(self, key)[(self.steps > start) & (self.steps <= end)]
+        return float(np.nanmean(values))
+
+
+def curve(run: Path) -> Curve:
+    lines = plots.read_lines(run)
+    steps, returns = plots.series(lines, RETURN)
+    return Curve(
+        steps, returns[:, 0], *(plots.series(lines, key)[1][:, 0] for key in ("outer/own_gain", "outer/fresh_gain"))
+    )
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % t-interval over seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: list[float]) -> Interval:
+    x = np.asarray(values, float)
+    width = stdtrit(len(x) - 1, 0.975) * x.std(ddof=1) / np.sqrt(len(x))
+    return Interval(*map(float, (x.mean(), x.mean() - width, x.mean() + width)))
+
+
+def difference(a: list[float], b: list[float]) -> Interval:
+    """Mean of a minus mean of b, with Welch's interval."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    parts = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    error, mean = np.sqrt(sum(parts)), a.mean() - b.mean()
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1))
+    width = stdtrit(freedom, 0.975) * error
+    return Interval(*map(float, (mean, mean - width, mean + width)))
+
+
+def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
+    """Everything that the preregistration asks for: samples per seed, intervals and verdicts."""
+    each = lambda name, key, start, end: [c.mean(key, start, end) for c in curves[name]]  # noqa: E731
+    late = {name: each(name, "returns", 0.9 * STEPS, STEPS) for name in [*map(str, SIZES)]}
+    halfway = {name: each(name, "returns", 0.9 * HALF, HALF) for name in [*map(str, SIZES), *ARMS]}
+    third = {str(n): each(str(n), "returns", 0.5 * STEPS, 0.75 * STEPS) for n in SIZES}
+    fourth = {str(n): each(str(n), "returns", 0.75 * STEPS, STEPS) for n in SIZES}
+    grown = {n: [b / a - 1 for a, b in zip(third[n], fourth[n], strict=True)] for n in third}
+    small, middle, large = map(str, SIZES)
+    branched = each("branch", "returns", 0.9 * HALF, HALF)
+    gap = np.mean(halfway[large]) - np.mean(halfway[small])
+    arms = {name: difference(halfway[name], halfway[small]) for name in ARMS}
+    gains = {
+        str(n): {
+            "own, 1M to 2M": each(str(n), "own", 1e6, 2e6),
+            "fresh, 1M to 2M": each(str(n), "fresh", 1e6, 2e6),
+            "own, last half": each(str(n), "own", 0.5 * STEPS, STEPS),
+            "fresh, last half": each(str(n), "fresh", 0.5 * STEPS, STEPS),
+        }
+        for n in SIZES
+    }
+    apart = difference(late[large], late[middle])
+    checks = {
+        "the smallest stands still": abs(np.mean(grown[small])) <= 0.05,
+        "the largest goes on": interval(grown[large]).low > 0,
+        "the order is monotone": np.mean(late[small]) < np.mean(late[middle]) < np.mean(late[large]),
+        "the largest is 10 % ahead of the middle": apart.low > 0.1 * np.mean(late[middle]),
+        "the branch reaches 80 % of the largest": np.mean(branched) >= 0.8 * np.mean(late[large]),
+        "entropy does not rescue": arms["entropy"].low <= 0.5 * gap,
+        "an inner loop for its size does not rescue": arms["tuned"].low <= 0.5 * gap,
+    }
+    expected = {
+        "a smaller epsilon lifts": arms["eps"].low > 0,
+        "a larger centre of mass lifts": arms["com"].low > 0,
+        "fresh gain of the smallest, last half, is 0 within its interval": interval(
+            gains[small]["fresh, last half"]
+        ).low
+        <= 0,
+        "fresh gain of the largest, last half, is above 0": interval(gains[large]["fresh, last half"]).low > 0,
+    }
+    return {
+        "return, last tenth": late,
+        "return, last tenth of the first half": halfway,
+        "return, third quarter": third,
+        "return, last quarter": fourth,
+        "growth from third to last quarter": {n: interval(values) for n, values in grown.items()},
+        "branch, last tenth": branched,
+        "arm minus the smallest, at half": arms,
+        "half of the gap": 0.5 * gap,
+        "largest minus middle": apart,
+        "gains": gains,
+        "predicted to stand still, of each seed": {n: [x <= 0 for x in gains[n]["fresh, 1M to 2M"]] for n in grown},
+        "stands still, of each seed": {n: [bool(abs(x) <= 0.05) for x in values] for n, values in grown.items()},
+        "checks": {name: bool(holds) for name, holds in checks.items()},
+        "predictions of the fresh gain": {name: bool(holds) for name, holds in expected.items()},
+        "confirmed": bool(all(checks.values())),
+    }
+
+
+def draw(curves: dict[str, list[Curve]], out: Path) -> None:
+    """Return, fresh gain and fresh / own over environment steps: a thin line per seed, the median of each size."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    colours = plt.get_cmap("viridis")(np.linspace(0.05, 0.8, len(SIZES)))
+    windows = np.linspace(0, STEPS, 49)
+    for size, colour in zip(SIZES, colours, strict=True):
+        table = {
+            key: np.array([[c.mean(key, a, b) for a, b in itertools.pairwise(windows)] for c in curves[str(size)]])
+            for key in ("returns", "own", "fresh")
+        }
+        x = (windows[:-1] + windows[1:]) / 2e6
+        for panel, values in zip(axes, (table["returns"], table["fresh"], table["fresh"] / table["own"]), strict=True):
+            panel.plot(x, values.T, color=colour, lw=0.6, alpha=0.5)
+            panel.plot(x, np.median(values, 0), color=colour, lw=2, label=f"{size:,} environments")
+    for seed, c in enumerate(curves["branch"]):
+        x, label = (HALF + c.steps) / 1e6, "64, then 4,096 from the dot on"
+        axes[0].plot(x, plots.running_mean(c.returns, 8), color="C3", lw=0.8, label=label if seed == 0 else None)
+    start = np.median([c.mean("returns", 0.95 * HALF, HALF) for c in curves[str(SIZES[0])]])
+    axes[0].plot(HALF / 1e6, start, "o", color="C3", ms=5)
+    for panel, name in zip(
+        axes, ("episodic return", "gain of an update, fresh transitions", "fresh / own gain"), strict=True
+    ):
+        panel.set(title=name, xlabel="million environment steps")
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[1].set_yscale("symlog", linthresh=1e-3)
+    for panel in axes[1:]:
+        panel.axhline(0, color="0.6", lw=0.8, zorder=0)
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(out, dpi=150)
+
+
+def main(
+    runs_dir: Path = Path("runs/headline"),
+    jobs: int = 2,
+    table: bool = False,
+    out: Path = Path("results/headline.json"),
+) -> None:
+    """Makes the missing runs, prints the checks, and writes samples, intervals and a picture.
+
+    Args:
+        runs_dir: Folder for the runs.
+        jobs: How many runs at once.
+        table: Only judge the finished runs, and write nothing.
+        out: The file to write; the picture lies beside it.
+    """
+    runs = cells()
+    everything = [run for of_one in runs.values() for run in of_one]
+    failed = [] if table else grid.run_missing(everything, runs_dir, jobs, say)
+    lacking = [run.name for run in everything if grid.state(run, runs_dir) != "finished"]
+    if failed or lacking:
+        raise SystemExit("\n".join([*failed, f"{len(lacking)} of {len(everything)} runs are not finished"]))
+    curves = {name: [curve(runs_dir / run.name) for run in of_one] for name, of_one in runs.items()}
+    found = judge(curves)
+    print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
+    if not table:
+        facts = {"command": "python -m experiments.headline", "date": f"{datetime.date.today()}"}
+        facts |= {
+            "machine": devices.machine(),
+            "preregistered": git("log", "-1", "--format=%H", "experiments/PREREGISTERED.md"),
+        }
+        facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
+        out.write_text(json.dumps(facts | found, indent=1) + "\n")
+        draw(curves, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
