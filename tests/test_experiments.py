@@ -1,0 +1,143 @@
+"""experiments/headline.py and experiments/controllers.py: curves whose answer is known, and the harness beside the
+script that it drives."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import ppo_ewma
+from common.run.arguments import parse
+from experiments import controllers, headline
+
+# The headline
+
+
+def curves(**change):
+    """Curves by which everything holds that the preregistration asks for, except for the changed ones. A curve is its
+    level at half of the steps and the growth after it."""
+    levels = {
+        "64": (6, 0),
+        "512": (8, 2),
+        "4096": (12, 8),
+        "entropy": (6, 0),
+        "tuned": (6, 0),
+        "eps": (8, 0),
+        "com": (8, 0),
+    }
+    levels |= {"branch": (18, 0)} | change
+    result = {}
+    for name, (level, growth) in levels.items():
+        end = headline.STEPS if name in ("64", "512", "4096") else headline.HALF
+        steps = np.linspace(0, end, 401)[1:]
+        rise = np.minimum(steps / headline.HALF, 1) * level if end == headline.STEPS else np.full(400, float(level))
+        returns = rise + growth * np.maximum(steps / headline.HALF - 1, 0)
+        fresh = np.full(400, 0.0 if name == "64" else 0.004)
+        result[name] = [
+            headline.Curve(steps, returns + 0.05 * s, np.full(400, 0.01), fresh + 1e-4 * (s - 2)) for s in range(5)
+        ]
+    return result
+
+
+def test_what_the_preregistration_asks_for_is_confirmed():
+    found = headline.judge(curves())
+    assert all(found["checks"].values()) and found["confirmed"]
+    assert all(found["predictions of the fresh gain"].values())
+    assert found["stands still, of each seed"]["64"] == [True] * 5
+    assert found["predicted to stand still, of each seed"]["64"] == [True, True, True, False, False]
+    assert found["stands still, of each seed"]["4096"] == [False] * 5
+    late = np.array(found["return, last tenth"]["4096"])
+    assert late == pytest.approx(12 + 8 * 0.9 + 0.05 * np.arange(5), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "change, check",
+    [
+        ({"64": (6, 2)}, "the smallest stands still"),
+        ({"4096": (20, 0)}, "the largest goes on"),
+        ({"512": (25, 8)}, "the order is monotone"),
+        ({"512": (18, 1)}, "the largest is 10 % ahead of the middle"),
+        ({"branch": (15, 0)}, "the branch reaches 80 % of the largest"),
+        ({"entropy": (10, 0)}, "entropy does not rescue"),
+        ({"tuned": (10, 0)}, "an inner loop for its size does not rescue"),
+    ],
+)
+def test_each_check_can_fail(change, check):
+    found = headline.judge(curves(**change))
+    assert not found["checks"][check] and not found["confirmed"]
+
+
+def test_intervals_are_those_of_scipy():
+    a, b = [1.0, 2.0, 4.0, 8.0], [0.5, 0.4, 0.6]
+    ours, theirs = headline.interval(a), stats.ttest_1samp(a, 0).confidence_interval()
+    assert ours == pytest.approx((np.mean(a), theirs.low, theirs.high))
+    theirs = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+    assert headline.difference(a, b) == pytest.approx((np.mean(a) - np.mean(b), theirs.low, theirs.high))
+
+
+def test_the_branch_starts_at_half_of_its_source_and_ends_where_the_others_do():
+    branch = headline.branch(3)
+    flags = dict(branch.flags)
+    assert branch.source == headline.cell(64, 3) and flags["num_envs"] == 4096 and flags["seed"] == 3
+    assert branch.source_update * 64 * 32 == headline.HALF and branch.source_update * 2 == branch.source.num_updates
+    assert branch.num_updates * 4096 * 32 + headline.HALF == headline.STEPS
+    assert len({run.name for runs in headline.cells().values() for run in runs}) == 40
+
+
+# Controllers
+
+
+def drive(auto, rows, com=8.0):
+    """COM after each update, whose returns, fresh and own gains are `rows`."""
+    args, state, found = SimpleNamespace(update_epochs=1, num_minibatches=8), auto.start(com), []
+    for episodic_return, fresh, own in rows:
+        metrics = {"charts/episodic_return": episodic_return, "outer/fresh_gain": fresh, "outer/own_gain": own}
+        state = auto.decide(state, args, {key: jnp.float32(value) for key, value in metrics.items()})
+        found.append(float(state.com))
+    return found
+
+
+def test_com_grows_where_nothing_is_gained_and_the_return_stands_still():
+    rng = np.random.default_rng(0)
+    auto = controllers.Auto(window=8, factor=2.0, rest=2.0)
+    still = [(5 + 0.1 * (-1) ** t, 1e-4 * (-1) ** t, 0.01) for t in range(30)]
+    # 8 updates of a window, 2 x 16 / 8 = 4 of a pause; 8 and 2 x 32 / 8 = 8; 2 of a window.
+    assert drive(auto, still) == [8] * 7 + [16] * 12 + [32] * 11
+    climbing = [(float(t), 1e-4 * rng.normal(), 0.01) for t in range(30)]
+    assert drive(auto, climbing) == [8] * 30
+    gaining = [(5 + 0.1 * (-1) ** t, 0.005 + 1e-4 * rng.normal(), 0.01) for t in range(30)]
+    assert drive(auto, gaining) == [8] * 7 + [4] * 9 + [2] * 9 + [1] * 5
+    assert drive(auto._replace(signal=0.6), gaining) == [8] * 30
+    unknown = [(np.nan, -0.01, 0.01)] * 30  # no episode has ended: nothing is known of the return
+    assert drive(auto, unknown) == [8] * 30
+
+
+def test_the_harness_with_fixed_values_is_the_script(monkeypatch):
+    """The same seeds through ppo_ewma.py's own step: equal up to the rounding of two logarithms."""
+    flags = "--env-id Pendulum-v1 --num-envs 8 --num-steps 200 --minibatch-size 400 --hidden-sizes 8 --update-epochs 2"
+    found = controllers.train(flags, 4800, "fixed", 16.0, 3, 2)
+    words = f"{flags} --total-timesteps 4800 --seed 3 --num-seeds 2 --num-devices 1 --com 16".split()
+    _, _, _, init, step, _, keys = ppo_ewma.build(parse(ppo_ewma.Args, "", words))
+    state = init(keys)
+    for row in range(3):
+        state, metrics, _ = step(state)
+        for name, key in (("return", "charts/episodic_return"), ("own", "outer/own_gain"), ("kl", "outer/kl")):
+            np.testing.assert_allclose(found[name][row], metrics[key], rtol=2e-3, atol=1e-6)
+    annealed = controllers.train(flags, 4800, "anneal eps", 16.0, 3, 2)
+    np.testing.assert_allclose(annealed["clip_eps"], 0.2 * np.array([[1, 1], [2 / 3] * 2, [1 / 3] * 2]), rtol=1e-6)
+    assert not np.allclose(annealed["kl"][2], found["kl"][2], rtol=1e-3)
+
+
+def test_rates_follow_the_kl_and_the_budget():
+    args = replace(parse(ppo_ewma.Args, "", []), learning_rate=1e-3)
+    rate, choose, after = controllers.rule("kl", (8.0, 0.01), args)
+    for kl, factor in ((0.021, 1 / 1.5), (0.019, 1), (0.006, 1), (0.004, 1.5)):
+        assert float(after(rate, {"outer/kl": jnp.float32(kl)})) == pytest.approx(1e-3 * factor)
+    assert choose(rate, 0).com == 8.0
+    _, choose, _ = controllers.rule("anneal com", (8.0, 512.0), args)
+    assert [float(choose((), args.num_updates * x).com) for x in (0, 0.5, 1)] == pytest.approx([8, 64, 512])
+    _, choose, _ = controllers.rule("anneal lr", 8.0, args)
+    assert float(choose((), args.num_updates / 4).learning_rate) == pytest.approx(0.75e-3)
