@@ -171,7 +171,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
     found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
-    where = "a convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
+    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
@@ -179,17 +179,15 @@ def draw(name: str, args: Args, folder: Path) -> None:
     gone = "count as random policies" if figure.suite else "are left out of the picture"
     gone = "count as a solve rate of 0 at the end" if paper is sfl else gone
     caption = (
-        f"Claim of the paper: {figure.claim} Here, on {where} with {seeds} seeds: {found}."
+        f"{where}, {seeds} seed{'s' * (seeds != 1)}."
         + f" {len(unfinished)} of {len(needed)} runs are not finished." * bool(unfinished)
         + f" {diverged} seeds diverged, and {gone}." * bool(diverged)
-        + f" {shown.shows}."
+        + f" {pictures.described(shown)}."
         + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
     )
-    number = name.removeprefix("B")
-    title = f"{paper.CITATION}{f', figure {number}' if number[0].isdecimal() else ''}: {figure.title}"
     out = output(name, args)
     out.parent.mkdir(parents=True, exist_ok=True)
-    pictures.save(shown, out.with_name(out.name + ".png"), title, caption)
+    pictures.save(shown, out.with_name(out.name + ".png"), figure.title, caption)
     summary = {
         "figure": name,
         "paper": paper.CITATION,

@@ -1,5 +1,7 @@
-"""Draws experiments: panels of curves, points or dots over seeds, and heat maps, with the claim as caption."""
+"""Draws experiments: panels of curves, points or dots over seeds, and heat maps. What they show is the caption; what
+they mean is for the page that shows them."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +11,14 @@ import numpy as np
 
 from common.run.plots import COLOURS, mean_and_ci
 
+FEW = 5  # seeds of which an interval says little
+MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
+
 
 class Line(NamedTuple):
-    """A line of a panel: y [T, seeds] over x [T]. Curve and points show the mean and a shaded 95 % interval (of the
-    logarithms on a logarithmic axis), dots each value. For both interval kinds y [T, 3] is estimate, low and high."""
+    """A line of a panel: y [T, seeds] over x [T]. A curve of up to FEW seeds shows each and their median; of more, as
+    points do, the mean and its 95 % interval (of the logarithms on a logarithmic axis). Dots show each value. For both
+    interval kinds y [T, 3] is estimate, low and high."""
 
     label: str
     x: np.ndarray
@@ -31,7 +37,7 @@ class Picture(NamedTuple):
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
     own_y: bool = False  # each panel has its own y axis, named by its title
-    shows: str = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
+    shows: str = f"{MEAN}, running mean over at most a thirtieth of the run"
 
 
 class HeatMap(NamedTuple):
@@ -66,11 +72,32 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
         figure.savefig(out, dpi=110)
 
 
+def described(what: Picture | HeatMap) -> str:
+    """What its lines show."""
+    lines = [line for lines in what.panels.values() for line in lines] if isinstance(what, Picture) else []
+    curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
+    few = curves and all(line.y.shape[1] <= FEW for line in curves)
+    return what.shows.replace(MEAN, MEDIAN) if few else what.shows
+
+
+def _colours(labels: Sequence[str]) -> dict[str, Any]:
+    """A colour for each label. If only one number differs between them, they are steps of one scale."""
+    from matplotlib import colormaps
+
+    number = r"-?\d[\d,.]*(?:e-?\d+)?"
+    values = {label: re.findall(number, label) for label in labels}
+    same = len({re.sub(number, "#", label) for label in labels}) == 1 and len(labels) > 2
+    if not same or any(len(found) != 1 for found in values.values()):
+        return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+    ordered = sorted(labels, key=lambda label: float(values[label][0].replace(",", "")))
+    return {label: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, label in enumerate(ordered)}
+
+
 def _draw_panels(figure: Any, picture: Picture) -> None:
     from matplotlib.ticker import EngFormatter, NullLocator
 
     labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
-    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
+    colours = _colours([label for label in labels if not _is_theory(picture, label)])
     first = None
     for column, (title, lines) in enumerate(picture.panels.items()):
         axes = figure.add_subplot(
@@ -78,7 +105,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         )
         first = first or axes
         for line in lines:
-            _draw_line(axes, line, colours[line.label], picture.log_y)
+            _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
         axes.set_title(title, fontsize=11)
         axes.set_xlabel(picture.x_label)
         if column == 0:
@@ -104,10 +131,18 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
 
 
-def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:
+def _is_theory(picture: Picture, label: str) -> bool:
+    return all(line.kind == "theory" for lines in picture.panels.values() for line in lines if line.label == label)
+
+
+def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
         axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
+        return
+    if line.kind == "curve" and 1 < line.y.shape[1] <= FEW:
+        axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.5)
+        axes.plot(line.x, np.median(line.y, 1), color=colour, linewidth=2, label=line.label)
         return
     if line.kind.startswith("interval"):
         mean, low, high = line.y.T
@@ -117,14 +152,11 @@ def _draw_line(axes: Any, line: Line, colour: str, log_y: bool) -> None:
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
         return
-    axes.plot(
-        line.x,
-        mean,
-        color=colour,
-        linewidth=1.7,
-        label=line.label,
-        marker="o" if line.kind.endswith("points") else None,
-    )
+    if line.kind.endswith("points"):
+        width = np.maximum([mean - low, high - mean], 0) if line.y.shape[1] > 1 else None
+        axes.errorbar(line.x, mean, width, color=colour, linewidth=1.7, marker="o", capsize=3, label=line.label)
+        return
+    axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label)
     if line.y.shape[1] > 1:
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
 
