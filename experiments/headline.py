@@ -81,11 +81,10 @@ class Curve(NamedTuple):
 
 
 def curve(run: Path) -> Curve:
-    lines = plots.read_lines(run)
-    steps, returns = plots.series(lines, RETURN)
-    return Curve(
-        steps, returns[:, 0], *(plots.series(lines, key)[1][:, 0] for key in ("outer/own_gain", "outer/fresh_gain"))
-    )
+    """The lines of training of a run of one seed; what a line lacks is NaN, such as the first update's fresh gain."""
+    lines = [line for line in plots.read_lines(run) if "outer/own_gain" in line]
+    keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain")
+    return Curve(*np.array([[line.get(key) for line in lines] for key in keys], np.float64))
 
 
 class Interval(NamedTuple):

@@ -1,6 +1,7 @@
 """experiments/headline.py and experiments/controllers.py: curves whose answer is known, and the harness beside the
 script that it drives."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -76,6 +77,26 @@ def test_intervals_are_those_of_scipy():
     assert ours == pytest.approx((np.mean(a), theirs.low, theirs.high))
     theirs = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
     assert headline.difference(a, b) == pytest.approx((np.mean(a) - np.mean(b), theirs.low, theirs.high))
+
+
+def test_a_line_without_a_value_leaves_the_others_in_step(tmp_path):
+    lines = [
+        {
+            "update": 1,
+            "global_step": 10,
+            "charts/episodic_return": None,
+            "outer/own_gain": 0.1,
+            "outer/fresh_gain": None,
+        },
+        {"update": 1, "global_step": 10, "eval/episodic_return": 3.0},
+        {"update": 2, "global_step": 20, "charts/episodic_return": 5.0, "outer/own_gain": 0.2, "outer/fresh_gain": 0.3},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = headline.curve(tmp_path)
+    assert found.steps.tolist() == [10, 20] and found.own.tolist() == [0.1, 0.2]
+    assert (found.mean("returns", 0, 20), found.mean("fresh", 10, 20), found.mean("own", 0, 20)) == pytest.approx(
+        (5, 0.3, 0.15)
+    )
 
 
 def test_the_branch_starts_at_half_of_its_source_and_ends_where_the_others_do():
