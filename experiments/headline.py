@@ -63,6 +63,7 @@ def cells() -> dict[str, list[grid.Cell]]:
     found = {f"{size}": [cell(size, seed) for seed in SEEDS] for size in SIZES}
     for name, (script, changed) in ARMS.items():
         found[name] = [cell(SIZES[0], seed, HALF, script, **changed) for seed in SEEDS]
+    found |= {f"entropy, {n}": [cell(n, seed, HALF, **ARMS["entropy"][1]) for seed in SEEDS] for n in SIZES[1:]}
     return found | {"branch": [branch(seed) for seed in SEEDS]}
 
 
@@ -113,9 +114,11 @@ def difference(a: list[float], b: list[float]) -> Interval:
 
 def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
     """Everything that the preregistration asks for: samples per seed, intervals and verdicts."""
+    bonus = {str(SIZES[0]): "entropy"} | {str(n): f"entropy, {n}" for n in SIZES[1:]}  # runs with five times the bonus
     each = lambda name, key, start, end: [c.mean(key, start, end) for c in curves[name]]  # noqa: E731
     late = {name: each(name, "returns", 0.9 * STEPS, STEPS) for name in [*map(str, SIZES)]}
-    halfway = {name: each(name, "returns", 0.9 * HALF, HALF) for name in [*map(str, SIZES), *ARMS]}
+    at_half = [*map(str, SIZES), *ARMS, *list(bonus.values())[1:]]
+    halfway = {name: each(name, "returns", 0.9 * HALF, HALF) for name in at_half}
     third = {str(n): each(str(n), "returns", 0.5 * STEPS, 0.75 * STEPS) for n in SIZES}
     fourth = {str(n): each(str(n), "returns", 0.75 * STEPS, STEPS) for n in SIZES}
     grown = {n: [b / a - 1 for a, b in zip(third[n], fourth[n], strict=True)] for n in third}
@@ -161,6 +164,10 @@ def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
         "arm minus the smallest, at half": arms,
         "half of the gap": 0.5 * gap,
         "largest minus middle": apart,
+        "with five times the entropy bonus, at half, less the smallest": {
+            n: difference(halfway[name], halfway["entropy"]) for n, name in bonus.items() if n != small
+        },
+        "of the bonus, at half": {n: difference(halfway[name], halfway[n]) for n, name in bonus.items()},
         "gains": gains,
         "predicted to stand still, of each seed": {n: [x <= 0 for x in gains[n]["fresh, 1M to 2M"]] for n in grown},
         "stands still, of each seed": {n: [bool(abs(x) <= 0.05) for x in values] for n, values in grown.items()},

@@ -29,7 +29,7 @@ def curves(**change):
         "eps": (8, 0),
         "com": (8, 0),
     }
-    levels |= {"branch": (18, 0)} | change
+    levels |= {"branch": (18, 0), "entropy, 512": (9, 0), "entropy, 4096": (15, 0)} | change
     result = {}
     for name, (level, growth) in levels.items():
         end = headline.STEPS if name in ("64", "512", "4096") else headline.HALF
@@ -50,6 +50,8 @@ def test_what_the_preregistration_asks_for_is_confirmed():
     assert found["stands still, of each seed"]["64"] == [True] * 5
     assert found["predicted to stand still, of each seed"]["64"] == [True, True, True, False, False]
     assert found["stands still, of each seed"]["4096"] == [False] * 5
+    more = found["with five times the entropy bonus, at half, less the smallest"]
+    assert (more["512"].mean, more["4096"].mean) == pytest.approx((3, 9))
     late = np.array(found["return, last tenth"]["4096"])
     assert late == pytest.approx(12 + 8 * 0.9 + 0.05 * np.arange(5), abs=0.1)
 
@@ -105,7 +107,7 @@ def test_the_branch_starts_at_half_of_its_source_and_ends_where_the_others_do():
     assert branch.source == headline.cell(64, 3) and flags["num_envs"] == 4096 and flags["seed"] == 3
     assert branch.source_update * 64 * 32 == headline.HALF and branch.source_update * 2 == branch.source.num_updates
     assert branch.num_updates * 4096 * 32 + headline.HALF == headline.STEPS
-    assert len({run.name for runs in headline.cells().values() for run in runs}) == 40
+    assert len({run.name for runs in headline.cells().values() for run in runs}) == 50
 
 
 # Controllers
