@@ -5,10 +5,7 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from common.run import plots
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
