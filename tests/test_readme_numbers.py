@@ -1,5 +1,5 @@
-"""Every sentence of the README with a number: either it is made here from results/, or it is listed as one that is not a
-result of ours, with the reason."""
+"""Every sentence of the README with a number: either it is made here from results/, or it is listed as one that is
+not a result of ours, with the reason."""
 
 import json
 import re
