@@ -5,7 +5,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,10 +24,6 @@ def check(figure, what):
 
 def last(figure, panel, line, at=0):
     return read(figure)["drawn_last"][panel][line][at]
-
-
-def minus(x, digits):
-    return f"{x:.{digits}f}".replace("-", "−")
 
 
 def percent(exponent):
@@ -48,11 +46,37 @@ def doctor():
     yield f"Of {len(labels)} runs with a built-in cause, or healthy, it names {right} rightly"
     yield f"names no fault in the {len(healthy)} that are healthy or finished"
     (climb,) = [x for name, x in read("doctor_how_many")["results"].items() if "breakout-climb" in name]
-    size = climb["critical_size"][0] if "critical_size" in climb else None
     shares = {point["num_envs"]: point["quotient"] for point in climb["points"]}
     yield f"{100 * shares[2048]:.0f} % at 2,048 environments, {100 * shares[32768]:.0f} % at 32,768"
-    if size is not None:
-        yield f"N / (N + {size:,.0f})"
+    yield f"N / (N + {climb['critical'][0]:,.0f})"
+
+
+def headline():
+    found = read("headline")
+    late, half = found["return, last tenth"], found["return, last tenth of the first half"]
+    gains = found["gains"]
+    for n in ("64", "512", "4096"):
+        mean = np.mean(gains[n]["own, 1M to 2M"])
+        yield f"| {int(n):,} | {spread(late[n], 1)} | {spread(gains[n]['fresh, 1M to 2M'], 5)} | {mean:.4f} |"
+    yield f"4,096 end {between(found['largest minus middle'])} above 512"
+    yield f"64 environments reach {np.mean(half['entropy']):.1f} in half of the steps"
+    more = between(found["arm minus the smallest, at half"]["entropy"])
+    yield f"they had {np.mean(half['64']):.1f} without it ({more} more"
+
+
+def spread(values, digits):
+    """Mean and 95 % t-interval, by SciPy."""
+    low, high = stats.ttest_1samp(values, 0).confidence_interval()
+    return minus(f"{np.mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})")
+
+
+def between(estimate_low_high, digits=1):
+    estimate, low, high = estimate_low_high
+    return minus(f"{estimate:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})")
+
+
+def minus(text):
+    return text.replace("-", "−")
 
 
 def pendulum():
@@ -106,7 +130,7 @@ def speed():
     yield f"{100 * memory:.0f} % of rejax's memory"
 
 
-CLAIMS = [text for source in (doctor, pendulum, paper_b, levels, speed) for text in source()]
+CLAIMS = [text for source in (headline, doctor, pendulum, paper_b, levels, speed) for text in source()]
 
 
 def prose(text):
@@ -120,4 +144,22 @@ def prose(text):
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_what_the_results_say_is_in_the_readme(claim):
-    assert claim in " ".join(prose(README)), claim
+    assert claim in " ".join(README.split()), claim
+
+
+# What sentences with numbers say that is not computed above.
+NOT_COMPUTED = {}
+
+
+def test_every_sentence_with_a_number_is_accounted_for():
+    plain = lambda text: re.sub(r"\]\([^)]*\)", "]", text)  # noqa: E731
+    known = [plain(claim) for claim in CLAIMS] + list(NOT_COMPUTED)
+    numbered = [x for x in prose(README) if re.search(r"\d", re.sub(r"`[^`]*`", "", x))]
+    assert [x for x in numbered if not any(fragment in x for fragment in known)] == []
+    everything = " ".join(prose(README))
+    assert [fragment for fragment in NOT_COMPUTED if fragment not in everything] == []  # outdated entries
+
+
+def test_the_gallery_shows_every_picture():
+    shown = re.findall(r"\]\(\.\./results/([^)]+\.png)\)", (ROOT / "docs" / "gallery.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "results").glob("*.png"))  # each once
