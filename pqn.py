@@ -55,7 +55,9 @@ class Args(RunArgs):
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
-    """A gymnax id, kinetix/locomotion, kinetix/s, kinetix/m, kinetix/l or kinetix/<hand-designed level>."""
+    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, or my_file:MyEnv."""
+    env_kwargs: str | None = None
+    """Arguments of a gymnax id or of your own class, in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
@@ -409,7 +411,7 @@ def build(args: Args) -> tuple:
     """
     chunk = args.num_envs // args.num_rollout_chunks
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
-    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions)
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions, args.env_kwargs)
     if not isinstance(env.action_space, Discrete) or len(env.action_space.nvec) > 1:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")
     if args.network == "cnn" and len(env.obs_shape) != 3:

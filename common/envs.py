@@ -5,11 +5,11 @@
     state, step = env.step(key, state, action)
 
 Everything has a leading `num_envs` axis. A suite (common/suites/*.py) provides a single environment without
-auto-reset; what all suites need is implemented here.
+auto-reset, as the protocol `Suite` says; what all suites need is implemented here.
 """
 
 import difflib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,46 @@ import numpy as np
 
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
-from common.suites import gymnax as gymnax_suite
+from common.suites import gymnax as gymnax_suite, own
 from common.suites.sticky import Sticky
 
-__all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "VectorEnv", "VectorState", "episode_sums", "make"]
+__all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
+__all__ += ["episode_sums", "make"]
+
+
+class Suite(Protocol):
+    """A single environment, without auto-reset, as pure JAX functions: no leading axis, no side effects. `state` is any
+    pytree of arrays, whose structure, shapes and types are the same after `reset` and after every `step`.
+
+    A user's own class (--env-id my_file:MyEnv) may leave out all but obs_shape, action_space, reset and step.
+    """
+
+    name: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype
+    action_space: Discrete | Box
+    has_success: bool
+    """Whether `success` means anything; it is then logged as charts/solve_rate."""
+    num_levels: int | None
+    """Size of a fixed set of levels, all of which an evaluation plays; None if there is none."""
+    can_draw: bool
+    """Whether there are `frames`."""
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode. -> state, obs [*obs_shape] of obs_dtype."""
+
+    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
+        """Start an episode of an evaluation, on level int32 [] < num_levels if there are levels. -> as `reset`."""
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
+        """Take a step with action [D], int32 for Discrete, float32 within the bounds for Box.
+
+        -> state, obs [*obs_shape], reward float32 [], terminated bool [] (nothing comes after this), truncated bool []
+        (cut here, as by a time limit: the value of obs is bootstrapped), success bool [] (counts at the end only).
+        """
+
+    def frames(self, states: list[Any]) -> list[np.ndarray]:
+        """Pictures [H, W, 3] uint8 of these states of one episode, as NumPy arrays."""
 
 
 class Episode(NamedTuple):
@@ -68,7 +104,7 @@ class VectorEnv:
     """`num_envs` copies of one suite's environment. Without `auto_reset`, no episode follows one that has ended.
     Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs."""
 
-    def __init__(self, suite: Any, num_envs: int, auto_reset: bool = True):
+    def __init__(self, suite: Suite, num_envs: int, auto_reset: bool = True):
         self.suite = suite
         self.auto_reset = auto_reset
         self.num_envs = num_envs
@@ -188,39 +224,52 @@ class LevelEnv(VectorEnv):
         return after._replace(inner=level._replace(state=inner)), out._replace(obs=obs)
 
 
-def make(env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0) -> VectorEnv:
-    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l` or `kinetix/<hand-designed level>`.
+def make(
+    env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0, env_kwargs: str | None = None
+) -> VectorEnv:
+    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`, or
+    `my_file:MyEnv` for a class of one's own.
 
     num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
-    executes its last action again instead of the given one.
+    executes its last action again instead of the given one. env_kwargs: arguments of a gymnax id or of one's own class,
+    as JSON.
     """
-    suite = make_suite(env_id, num_levels)
+    suite = make_suite(env_id, num_levels, env_kwargs)
     return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
 
 
-def make_suite(env_id: str, num_levels: int) -> Any:
+def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:
     """The single environment behind `env_id`, without auto-reset."""
     suite, _, name = env_id.partition("/")
+    kwargs = own.parse_kwargs(env_kwargs)
     try:
         if env_id in gymnax_suite.env_ids():
-            return gymnax_suite.Gymnax(env_id)
+            return own.registered(env_id, kwargs) if kwargs else gymnax_suite.make(env_id)
+        if ":" in env_id:
+            return own.make(env_id, kwargs)
         if suite == "kinetix":
             from common.suites import kinetix  # imported on demand: it takes 10 s
 
             if name in kinetix.level_names():
+                if kwargs:
+                    takes = "gymnax's ids and my_file:MyEnv do"
+                    raise UsageError(f"--env-kwargs {env_kwargs}: {env_id} takes none; {takes}")
                 return kinetix.make(name, num_levels)
     except ModuleNotFoundError as error:
         raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
     except OSError as error:  # MNISTBandit-bsuite downloads its data
         raise UsageError(f"--env-id {env_id}: cannot be loaded ({error})") from None
+    if env_id.endswith(".py"):
+        raise UsageError(f"--env-id {env_id}: is a file; say which class in it, {env_id}:MyEnv")
     if "/" in env_id and suite != "kinetix":
-        raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are gymnax's ids (CartPole-v1) and kinetix/...")
+        known = "gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv for your own"
+        raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are {known}")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
 
 def known_ids() -> list[str]:
-    """All ids that `make` takes. A hand-designed level of Kinetix is listed with its size and, if that is unambiguous,
-    also without it."""
+    """All ids that `make` takes without a file of the user's. A hand-designed level of Kinetix is listed with its size
+    and, if that is unambiguous, also without it."""
     from common.suites import kinetix
 
     return gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]

@@ -42,7 +42,8 @@ class Player:
 
     def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
         if args.capture_video and not suite.can_draw:
-            raise UsageError(f"--capture-video: cannot draw {suite.name}; MinAtar, classic control, Kinetix work")
+            works = "MinAtar, classic control, Kinetix and your own class with frames(states) work"
+            raise UsageError(f"--capture-video: cannot draw {suite.name}; {works}")
         self._args, self._suite, self._policy, self._many = args, suite, policy, args.num_seeds > 1
         # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.
         self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)

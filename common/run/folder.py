@@ -115,7 +115,7 @@ def _refuse_taken(path: Path) -> NoReturn:
 def make(args: Any, script: str) -> Path:
     """Make the run's folder. With several processes, the first makes it and all get its name."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = args.run_name or f"{args.env_id.replace('/', '-')}__{Path(script).stem}__{args.seed}__{now}"
+    name = args.run_name or f"{_of_environment(args.env_id)}__{Path(script).stem}__{args.seed}__{now}"
     path = Path(args.runs_dir) / name
 
     def make_here() -> Path:
@@ -131,6 +131,12 @@ def make(args: Any, script: str) -> Path:
 
     made = devices.together(lambda: make_here() if jax.process_index() == 0 else path)
     return Path(devices.share(str(made))[0])
+
+
+def _of_environment(env_id: str) -> str:
+    """An environment's part of a folder's name: kinetix-s, my_file-MyEnv (for any/path/my_file.py:MyEnv as well)."""
+    file, own, name = env_id.rpartition(":")
+    return f"{Path(file).name.removesuffix('.py')}-{name}" if own else env_id.replace("/", "-")
 
 
 def _make_unique(path: Path, fixed: bool) -> Path:

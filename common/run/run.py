@@ -15,8 +15,8 @@
     if __name__ == "__main__":
         main(train, Args)
 
-A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, at the end summary.json and curve.png, and videos/
-if there are any.
+A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, environment.py if it is the user's own, at the end
+summary.json and curve.png, and videos/ if there are any.
 """
 
 import contextlib
@@ -168,15 +168,24 @@ class Run:
         say(f"run: {self.path}")
 
     def _warn_if_edited(self) -> None:
-        script, kept = Path(self._script), self.path / "source.py"
-        with contextlib.suppress(OSError):
-            # Empty where `lock` has just made it.
-            if kept.stat().st_size and kept.read_bytes() != script.read_bytes():
-                say(f"warning: {self.path} was started with another version of {script.name}; its own is {kept}")
+        for name, file in self._sources().items():
+            kept = self.path / name
+            with contextlib.suppress(OSError):
+                # Empty where `lock` has just made it.
+                if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
+                    say(f"warning: {self.path} was started with another version of {file.name}; its own is {kept}")
+
+    def _sources(self) -> dict[str, Path]:
+        """What a run keeps a copy of: the script, and the file of an environment that is the user's own."""
+        from common.suites import own
+
+        file = own.source(self.args.env_id)
+        return {"source.py": Path(self._script)} | ({"environment.py": file} if file else {})
 
     def _write_record(self) -> None:
         folder.write_json(self.path / "args.json", self.record)
-        shutil.copyfile(self._script, self.path / "source.py")
+        for name, file in self._sources().items():
+            shutil.copyfile(file, self.path / name)
 
     def note(self, key: str, value: Any) -> None:
         """Record a fact about the run (compile_s, ...) in args.json and in the summary."""

@@ -1,4 +1,7 @@
-"""gymnax (https://github.com/RobertTLange/gymnax) as one environment without auto-reset. Needs gymnax >= 1.0.1."""
+"""gymnax (https://github.com/RobertTLange/gymnax) as one environment without auto-reset. Needs gymnax >= 1.0.1.
+
+Takes its registered environments and a user's own of the same style (common/suites/own.py).
+"""
 
 import os
 from typing import Any
@@ -19,32 +22,40 @@ def env_ids() -> list[str]:
     return list(gymnax.registered_envs)
 
 
+def make(env_id: str) -> "Gymnax":
+    """Make a registered environment."""
+    import gymnax
+
+    return Gymnax(*gymnax.make(env_id), env_id)
+
+
+def exactly(tree: Any, like: Any) -> Any:
+    """Arrays of the types and shapes of `like`. A compiled update would not accept weak types instead."""
+    return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype).reshape(like.shape), tree, like)
+
+
 class Gymnax:
-    """One gymnax environment. Shapes are those of a single environment."""
+    """One environment in gymnax's style, with its parameters. Shapes are those of a single environment."""
 
     has_success = False
     num_levels = None
 
-    def __init__(self, env_id: str):
-        import gymnax
-        from gymnax.environments import spaces
-
-        self.name = env_id
-        self.env, self.params = gymnax.make(env_id)
+    def __init__(self, env: Any, params: Any, name: str):
+        """name: the id of a registered environment; a class of the user's has a name that is none."""
+        self.env, self.params, self.name = env, params, name
         # MinAtar's observations are ones and zeros; bools take a quarter of the memory of float32.
-        self.binary = env_id.endswith("-MinAtar")
-        self.can_draw = self.binary or env_id in CLASSIC_CONTROL
+        self.binary = name.endswith("-MinAtar")
+        self.can_draw = self.binary or name in CLASSIC_CONTROL or hasattr(env, "frames")
         observations = self.env.observation_space(self.params)
-        self.num_symbols = observations.n if isinstance(observations, spaces.Discrete) else None
+        self.num_symbols = getattr(observations, "n", None)
         actions = self.env.action_space(self.params)
-        if isinstance(actions, spaces.Discrete):
+        if hasattr(actions, "n"):
             self.action_space = Discrete((int(actions.n),))
         else:
             low, high = (np.broadcast_to(np.asarray(x, np.float32), actions.shape) for x in (actions.low, actions.high))
             self.action_space = Box(low, high)
-        # Get shapes without running anything. Some of gymnax's states change their type between reset and step,
-        # which a compiled update would not accept.
-        obs, self.state_like = jax.eval_shape(self.env.reset_env, jax.random.key(0), self.params)
+        # Get shapes without running anything.
+        obs, self.state_like = jax.eval_shape(lambda key: env.reset_env(key, params), jax.random.key(0))
         obs = jax.eval_shape(self._observe, obs)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
 
@@ -53,12 +64,9 @@ class Gymnax:
             return jax.nn.one_hot(obs, self.num_symbols)
         return obs > 0.5 if self.binary else jnp.asarray(obs)
 
-    def _strict(self, state: Any) -> Any:
-        return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype).reshape(like.shape), state, self.state_like)
-
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self.env.reset_env(key, self.params)
-        return self._strict(state), self._observe(obs)
+        return exactly(state, self.state_like), self._observe(obs)
 
     def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
         """A plain reset, because gymnax has no levels."""
@@ -67,13 +75,19 @@ class Gymnax:
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""
         native = action if isinstance(self.action_space, Box) else action[0]
-        obs, state, reward, terminated, _ = self.env.step_env(key, state, native, self.params)
-        truncated = self.env.is_truncated(state, self.params)
+        obs, state, reward, terminated, *truncated, _ = self.env.step_env(key, state, native, self.params)
+        if truncated:  # a sixth result; gymnax 1.0 returns five, and says separately whether the time is over
+            (truncated,) = truncated
+        else:
+            timed = hasattr(self.env, "is_truncated")
+            truncated = self.env.is_truncated(state, self.params) if timed else jnp.bool_(False)
         reward = jnp.asarray(reward, jnp.float32)
-        return self._strict(state), self._observe(obs), reward, terminated, truncated, jnp.bool_(False)
+        return exactly(state, self.state_like), self._observe(obs), reward, terminated, truncated, jnp.bool_(False)
 
     def frames(self, states: list[Any]) -> list[np.ndarray]:
-        """Pictures of an episode: MinAtar's channels in colours, classic control from Gymnasium's renderer."""
+        """Pictures of an episode: a user's own, MinAtar's channels in colours, or Gymnasium's of classic control."""
+        if hasattr(self.env, "frames"):
+            return self.env.frames(states)
         if self.binary:
             return self._minatar_frames(states)
         for driver in ("SDL_AUDIODRIVER", "SDL_VIDEODRIVER"):

@@ -1,0 +1,535 @@
+"""--env-id my_file:MyEnv: environments of both styles are learned, and what is wrong with one is one line."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo
+import ppo_ewma
+import pqn
+from common import envs
+from common.run import arguments, checkpoints, plots, run as runs
+from common.run.folder import _of_environment
+from common.suites import gymnax as gymnax_suite, own
+
+ROOT = Path(__file__).parents[1]
+SMALL = "--num-envs 32 --num-steps 8 --minibatch-size 64 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 32 "
+SMALL += "--plasticity-every 0 --eval-deterministic --total-timesteps"
+
+# The last of `size` places is the goal, which pays 1; each step costs 0.1. The shortest way takes size - 1 steps.
+WALK = """
+import jax
+import jax.numpy as jnp
+from common.actions import Box, Discrete
+
+class Walk:
+    obs_shape, action_space = (4,), Discrete((2,))
+
+    def reset(self, key):
+        return {"place": 0, "time": 0}, jax.nn.one_hot(0, 4)
+
+    def step(self, key, state, action):
+        place = jnp.clip(state["place"] + 2 * action[0] - 1, 0, 3)
+        state = {"place": place, "time": state["time"] + 1}
+        return state, jax.nn.one_hot(place, 4), (place == 3) - 0.1, place == 3, state["time"] == 20, False
+"""
+NATIVE = """
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import spaces
+
+@struct.dataclass
+class Params:
+    size: int = 4
+
+class Walk:
+    default_params = Params()
+
+    def observation_space(self, params):
+        return spaces.Discrete(params.size)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def reset_env(self, key, params):
+        return jnp.int32(0), {"place": 0, "time": 0}
+
+    def step_env(self, key, state, action, params):
+        place = jnp.clip(state["place"] + 2 * action - 1, 0, params.size - 1)
+        state, done = {"place": place, "time": state["time"] + 1}, place == params.size - 1
+        return place, state, done - 0.1, done, {}
+
+    def is_truncated(self, state, params):
+        return state["time"] >= 20
+"""
+SIX = NATIVE.replace("done, {}", 'done, state["time"] >= 20, {}').partition("    def is_truncated")[0]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    return tmp_path
+
+
+def call(monkeypatch, *flags, script=ppo):
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags)])
+    runs.main(script.train, script.Args)
+
+
+def error_of(monkeypatch, capsys, *flags):
+    """The line with which ppo.py ends, before it has compiled or made anything."""
+
+    def compiled(*_, **__):
+        raise AssertionError("compiled something")
+
+    before = sorted(Path().rglob("*.py"))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", compiled)
+        with pytest.raises(SystemExit) as exit:
+            call(patch, *flags)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and line.startswith("ppo.py: error: ")
+    assert not Path("runs").exists() and sorted(Path().rglob("*.py")) == before
+    return line.removeprefix("ppo.py: error: ")
+
+
+# Learning
+
+
+@pytest.mark.parametrize(
+    "script, code", [(ppo, WALK), (ppo, NATIVE), (ppo, SIX), (ppo_ewma, WALK), (pqn, NATIVE)],
+    ids=["protocol", "gymnax", "gymnax with six results", "ppo_ewma", "pqn"],
+)  # fmt: skip
+def test_the_shortest_way_is_learned(here, monkeypatch, script, code):
+    """Three steps of -0.1, and 1 for the goal."""
+    (here / "my_file.py").write_text(code)
+    explore = ["--exploration-timesteps", 5000] if script is pqn else []
+    flags = [word for word in SMALL.split() if script is not pqn or word != "--eval-deterministic"]
+    rate = ["--learning-rate", 0.01 if script is not pqn else 0.003]
+    call(monkeypatch, "--env-id", "my_file:Walk", *flags, 256 * 40, *rate, *explore, script=script)
+    (folder,) = (here / "runs").iterdir()
+    assert re.fullmatch(rf"my_file-Walk__{script.__name__}__0__\d+-\d+", folder.name)
+    last = plots.read_lines(folder)[-1]
+    assert last["eval/episodic_length"] == 3
+    assert last["eval/episodic_return"] == pytest.approx(0.7)
+    assert (folder / "environment.py").read_text() == code
+
+
+@pytest.mark.parametrize("code", [NATIVE, SIX], ids=["five results", "six results"])
+def test_a_time_limit_in_gymnax_style_is_a_truncation(here, code):
+    """20 steps against the wall."""
+    (here / "my_file.py").write_text(code)
+    env = envs.make("my_file:Walk", 2)
+    step = lambda state, key: env.step(key, state, jnp.zeros((2, 1), int))  # noqa: E731
+    out = jax.lax.scan(step, env.reset(jax.random.key(0))[0], jax.random.split(jax.random.key(1), 41))[1]
+    assert not out.terminated.any() and np.flatnonzero(out.truncated[:, 0]).tolist() == [19, 39]
+
+
+def test_a_copy_of_gymnax_cartpole_moves_bit_for_bit_as_the_registered_one(here):
+    code = "from gymnax.environments.classic_control.cartpole import CartPole\nclass Mine(CartPole): pass\n"
+    (here / "my_file.py").write_text(code)
+    theirs, mine = envs.make("CartPole-v1", 8), envs.make("my_file:Mine", 8)
+    assert type(mine.suite) is gymnax_suite.Gymnax and mine.suite.name == "Mine" and not mine.suite.can_draw
+
+    def played(env):
+        def step(state, key):
+            action = jax.random.randint(key, (8, 1), 0, 2)
+            return env.step(key, state, action)
+
+        state, obs = env.reset(jax.random.key(0))
+        return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), 100))
+
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda: played(theirs))(), jax.jit(lambda: played(mine))())
+
+
+def test_what_is_left_out_is_filled_in(here):
+    (here / "my_file.py").write_text(WALK)
+    suite = envs.make("my_file:Walk", 1).suite
+    assert (suite.name, suite.has_success, suite.num_levels, suite.can_draw) == ("Walk", False, None, False)
+    assert (suite.obs_shape, suite.obs_dtype) == ((4,), np.dtype("float32"))
+    names = {name for name in vars(envs.Suite) if not name.startswith("_")} | set(envs.Suite.__annotations__)
+    assert all(hasattr(suite, name) for name in names) and len(names) == 11
+    (state, obs), key = suite.reset_to(jax.random.key(0), jnp.int32(0)), jax.random.key(0)
+    out = jax.eval_shape(suite.step, key, state, jnp.zeros(1, int))
+    assert not any(x.weak_type for x in jax.tree.leaves((state, obs, out)))
+    assert [x.dtype.name for x in out[2:]] == ["float32", "bool", "bool", "bool"]
+
+
+def test_what_is_there_is_used(here):
+    code = WALK + dedent("""
+        class Levels(Walk):
+            name, num_levels, has_success, obs_dtype = "Mine", 3, True, "float32"
+            def reset_to(self, key, level):
+                return {"place": level, "time": 0}, jax.nn.one_hot(level, 4)
+            def frames(self, states):
+                return ["picture"] * len(states)
+        """)
+    (here / "my_file.py").write_text(code)
+    env = envs.make("my_file:Levels", 3, sticky_actions=0.5)
+    suite = env.suite
+    assert (suite.name, suite.has_success, suite.num_levels, suite.can_draw) == ("Mine", True, 3, True)
+    obs = env.reset_to(jax.random.key(0), jnp.arange(3))[1]
+    np.testing.assert_array_equal(obs, np.eye(4)[:3])
+    state = env.reset(jax.random.key(0))[0].inner
+    assert suite.frames([state, state]) == ["picture"] * 2
+
+
+def test_continuous_actions_and_several_choices(here):
+    code = WALK + dedent("""
+        class Aim(Walk):
+            action_space = Box([-1, -2], [1, 2.5])
+            def step(self, key, state, action):
+                return state, jax.nn.one_hot(0, 4), -action.sum(), True, False, False
+        class Two(Aim):
+            action_space = Discrete([2, 3])
+            def step(self, key, state, action):
+                return state, jax.nn.one_hot(0, 4), -1.0 * action.sum(), True, False, False
+        """)
+    (here / "my_file.py").write_text(code)
+    aim = envs.make("my_file:Aim", 2)
+    assert aim.action_space.low.dtype == np.float32
+    out = aim.step(jax.random.key(0), aim.reset(jax.random.key(0))[0], jnp.array([[9.0, 9.0], [0.0, 0.5]]))[1]
+    np.testing.assert_allclose(out.reward, [-3.5, -0.5])
+    assert envs.make("my_file:Two", 2).action_space == envs.Discrete((2, 3))
+
+
+def test_shapes_may_depend_on_the_params(here):
+    """They are constants, in the check as in training."""
+    code = NATIVE.replace("return place, state", "return jnp.zeros(params.size).sum().astype(int), state")
+    (here / "my_file.py").write_text(code)
+    assert envs.make("my_file:Walk", 1).obs_shape == (4,)
+
+
+def test_a_state_may_hold_keys_and_namedtuples(here):
+    code = WALK + dedent("""
+        from typing import NamedTuple
+        class State(NamedTuple):
+            key: jax.Array
+            count: int
+        class Keys(Walk):
+            def reset(self, key):
+                return State(key, 0), jax.nn.one_hot(0, 4)
+            def step(self, key, state, action):
+                return State(key, state.count + 1), jax.nn.one_hot(0, 4), 1.0, False, state.count > 3, False
+        """)
+    (here / "my_file.py").write_text(code)
+    env = envs.make("my_file:Keys", 2)
+    state = env.reset(jax.random.key(0))[0]
+    assert env.step(jax.random.key(1), state, jnp.zeros((2, 1), int))[0].inner.count.tolist() == [1, 1]
+
+
+# Finding it
+
+
+def test_a_file_is_found_in_every_way(here, monkeypatch):
+    (here / "some/dir").mkdir(parents=True)
+    (here / "beside").mkdir()
+    for place in ("some/dir/my_file.py", "beside/other.py", "some/__init__.py", "some/mine.py"):
+        (here / place).write_text(WALK)
+    (here / "some/mine.py").write_text("from .dir.my_file import Walk as Relative")
+    monkeypatch.setattr(sys, "argv", [str(here / "beside/ppo.py")])
+    found = ["some/dir/my_file.py:Walk", f"{here}/some/dir/my_file.py:Walk", "some/dir/my_file:Walk", "other:Walk"]
+    for env_id in [*found, "some.mine:Relative", "conftest:TwoStates"]:
+        env = envs.make(env_id, 1)
+        assert env.suite.name in ("Walk", "TwoStates") and own.source(env_id).is_file(), env_id
+    assert own.source("CartPole-v1") is None
+
+
+def test_a_file_is_run_once_and_again_when_it_has_changed(here, capsys):
+    """States of the same class, so that one build can go on from another's; and a notebook sees what was edited."""
+    (here / "my_file.py").write_text(WALK + 'print("run")\n')
+    for _ in range(2):
+        envs.make("my_file:Walk", 1)
+    assert capsys.readouterr().out == "run\n"
+    (here / "my_file.py").write_text(WALK + 'print("run again")\n')
+    envs.make("my_file:Walk", 1)
+    assert capsys.readouterr().out == "run again\n"
+
+
+def test_a_file_imports_its_neighbours_and_hides_no_package(here, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (here / "dir").mkdir()
+    (here / "dir/neighbour.py").write_text(WALK)
+    (here / "dir/colorsys.py").write_text("raise RuntimeError")
+    (here / "dir/my_file.py").write_text("import colorsys\nfrom neighbour import Walk\n")
+    assert envs.make("dir/my_file.py:Walk", 1).suite.name == "Walk"
+
+
+@pytest.mark.parametrize(
+    "env_id, name",
+    [
+        ("my_file:MyEnv", "my_file-MyEnv"),
+        ("/some/dir/my_file.py:MyEnv", "my_file-MyEnv"),
+        ("package.module:Name", "package.module-Name"),
+        ("kinetix/s/h0", "kinetix-s-h0"),
+        ("CartPole-v1", "CartPole-v1"),
+    ],
+)
+def test_the_name_of_a_run_is_one_folder(env_id, name):
+    assert _of_environment(env_id) == name
+
+
+# Arguments
+
+
+ARGUMENTS = (
+    WALK
+    + NATIVE.replace("class Walk", "class Native")
+    + """
+class Sized(Walk):
+    def __init__(self, size, goal=1.0):
+        self.size, self.goal = size, goal
+
+def make_walk(size=3):
+    return Sized(size)
+
+def anything(**kwargs):
+    return Sized(**kwargs)
+
+WALK = Walk()
+"""
+)
+
+
+def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
+    (here / "my_file.py").write_text(ARGUMENTS)
+    make = lambda env_id, kwargs: envs.make(env_id, 1, env_kwargs=kwargs).suite  # noqa: E731
+    inner = make("my_file:Sized", '{"size": 8, "goal": 0.5}')._env
+    assert (inner.size, inner.goal) == (8, 0.5)
+    assert make("my_file:make_walk", None)._env.size == 3
+    assert make("my_file:make_walk", '{"size": 8}')._env.size == 8
+    assert make("my_file:anything", '{"size": 8}')._env.size == 8
+    assert make("my_file:WALK", "{}").name == "Walk"
+    native = make("my_file:Native", '{"size": 6}')
+    assert native.params.size == 6 and native.obs_shape == (6,)
+    cartpole = make("CartPole-v1", '{"max_steps_in_episode": 20, "gravity": 5.0}')
+    assert (cartpole.params.max_steps_in_episode, cartpole.params.gravity) == (20, 5.0)
+    assert cartpole.can_draw and cartpole.name == "CartPole-v1"
+    catch = make("Catch-bsuite", '{"rows": 8, "columns": 3}')
+    assert catch.obs_shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    "env_id, kwargs, said",
+    [
+        ("CartPole-v1", "{size: 8}", ["--env-kwargs {size: 8}: is no JSON", "(Expecting", """'{"size": 8}'"""]),
+        ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
+        ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
+        ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
+        ("Catch-bsuite", '{"row": 8}', ["takes no row; it takes rows, columns"]),
+        ("Catch-bsuite", '{"rows": "x"}', ["--env-kwargs", "raises"]),
+        ("kinetix/s", '{"size": 8}', ["--env-kwargs", "kinetix/s takes none"]),
+        ("my_file:Walk", '{"size": 8}', ["--env-kwargs", "Walk takes no size; it takes no arguments"]),
+        ("my_file:Sized", '{"size": 8, "gaol": 1}', ["Sized takes no gaol; it takes size, goal"]),
+        ("my_file:Sized", None, ["--env-id my_file:Sized: Sized needs size;", """--env-kwargs '{"size": ...}'"""]),
+        ("my_file:Native", '{"sizes": 8}', ["Native takes no sizes; it takes size"]),
+        ("my_file:WALK", '{"size": 8}', ["WALK takes no size; it takes no arguments"]),
+        ("my_file:anything", '{"nothing": 8}', ["anything(nothing=8) raises TypeError", "my_file.py:"]),
+    ],
+)
+def test_bad_arguments_are_one_line(here, monkeypatch, capsys, env_id, kwargs, said):
+    (here / "my_file.py").write_text(ARGUMENTS)
+    line = error_of(monkeypatch, capsys, "--env-id", env_id, *(["--env-kwargs", kwargs] if kwargs else []))
+    assert all(part in line for part in said), line
+
+
+def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsys):
+    """Two updates, stopped after one; and a file that has been edited or lost since."""
+    (here / "my_file.py").write_text(ARGUMENTS)
+    chosen = ["--env-id", "my_file:Native", "--env-kwargs", '{"size": 6}']
+    flags = [*chosen, *SMALL.split(), 512, "--run-name", "one", "--checkpoint-every", 1]
+    stop = runs.Run.save_if_due
+
+    def stopped(self, update, state):
+        stop(self, update, state)
+        if update == 1:
+            self.checkpoints.wait()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Run, "save_if_due", stopped)
+        with pytest.raises(SystemExit):
+            call(patch, *flags)
+    assert json.loads((here / "runs/one/args.json").read_text())["args"]["env_kwargs"] == '{"size": 6}'
+    (here / "my_file.py").write_text(ARGUMENTS + "# edited\n")
+    capsys.readouterr()
+    call(monkeypatch, "--resume", "runs/one")
+    assert "another version of my_file.py; its own is runs/one/environment.py" in capsys.readouterr().err
+    assert checkpoints.checkpoint_updates(here / "runs/one/checkpoints")[-1] == 2
+    again = ["--eval-deterministic", "--num-eval-episodes", 32]
+    call(monkeypatch, "--evaluate", "runs/one", "--run-name", "evaluated", *again)
+    saved = json.loads((here / "runs/evaluated/args.json").read_text())["args"]
+    assert (saved["env_id"], saved["env_kwargs"]) == ("my_file:Native", '{"size": 6}')
+    evaluated, trained = (plots.read_lines(here / "runs" / name)[-1] for name in ("evaluated", "one"))
+    assert evaluated == trained | {"time": evaluated["time"]}
+    call(monkeypatch, *chosen, *SMALL.split(), 256, "--init-from", "runs/one", "--run-name", "branch")
+    assert len(plots.read_lines(here / "runs/branch")) == 2
+    (here / "my_file.py").unlink()
+    with pytest.raises(SystemExit):
+        call(monkeypatch, "--evaluate", "runs/one", "--run-name", "lost")
+    assert "no file my_file.py" in capsys.readouterr().err
+
+
+# What is wrong with it
+
+
+def changed(old, new, code=WALK):
+    assert code.count(old) == 1, old
+    return code.replace(old, new)
+
+
+STEP = 'return state, jax.nn.one_hot(place, 4), (place == 3) - 0.1, place == 3, state["time"] == 20, False'
+RESET = 'return {"place": 0, "time": 0}, jax.nn.one_hot(0, 4)'
+STATE = 'state = {"place": place, "time": state["time"] + 1}'
+WITHOUT = {part: re.sub(rf"    def {part}\(.*?\n(?=\n|$)", "", WALK, flags=re.S) for part in ("reset", "step")}
+LINE = 1 + WALK[: WALK.index("def step")].count("\n")
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        (WITHOUT["step"], ["Walk has no step(key, state, action) -> state, obs, reward,", "docs/environments.md"]),
+        (WITHOUT["reset"], ["Walk has no reset(key) -> state, obs"]),
+        (changed("obs_shape, action_space = (4,), ", "action_space = "), ["Walk has no obs_shape = "]),
+        (changed("obs_shape, action_space = (4,), Discrete((2,))", "obs_shape = (4,)"), ["no action_space = Discrete"]),
+        (changed(STEP, STEP.replace(", False", "")), ["returns 5 results; must be 6: state, obs, reward, terminated"]),
+        (changed(STEP, "return state"), ["step(key, state, action) returns a single result; must be 6"]),
+        (changed(RESET, "return jax.nn.one_hot(0, 4)"), ["reset(key) returns a single result; must be 2: state, obs"]),
+        (changed(RESET, RESET + ", {}"), ["reset(key) returns 3 results; must be 2: state, obs"]),
+        (changed(RESET, 'return jax.nn.one_hot(0, 4), {"place": 0}'), ["reset's obs is a dict; must be one array"]),
+        (changed("(4,), D", "(5,), D"), ["obs is float32 of shape (4,), but obs_shape is (5,); must be (4,)"]),
+        (changed("(4,), D", "4, D"), ["obs_shape is 4; must be (4,)"]),
+        (changed("    def reset", "    obs_dtype = 'int32'\n    def reset"), ["float32", "obs_dtype is 'int32'"]),
+        (changed("    def reset", "    obs_dtype = 'x'\n    def reset"), ["obs_dtype is 'x'"]),
+        (changed("one_hot(place, 4)", "one_hot(place, 5)"), ["step's obs is float32 of shape (5,), but reset's is"]),
+        (changed("one_hot(place, 4)", "one_hot(place, 4, dtype=int)"), ["step's obs is int32", "reset's is float32"]),
+        (changed('+ 1}', '+ 1.0}'), ["step changes state['time'] from int32 of shape () to float32 of shape ()"]),
+        (changed('"place": place,', '"place": place[None],'), ["changes state['place'] from int32", "shape (1,)"]),
+        (changed('+ 1}', '+ 1, "x": 0}'), ["step changes the state from {'place': *", "'x': *", "same structure"]),
+        (changed("(place == 3) - 0.1", "place"), ["step's reward is int32 of shape (); must be one float"]),
+        (changed("(place == 3) - 0.1", "jnp.zeros(1)"), ["step's reward is float32 of shape (1,); must be one float"]),
+        (changed("place == 3, state", "1.0, state"), ["step's terminated is float32 of shape (); must be one bool"]),
+        (changed('state["time"] == 20', "0"), ["step's truncated is int32 of shape ()"]),
+        (changed("20, False", "20, jnp.zeros(2, bool)"), ["step's success is bool of shape (2,); must be one bool"]),
+        (changed("Discrete((2,))", "Discrete(2)"), ["action_space is Discrete(nvec=2); must be Discrete((n,))"]),
+        (changed("Discrete((2,))", "2"), ["action_space is 2; must be Discrete((n,))"]),
+        (changed("Discrete((2,))", "Discrete((2, 0))"), ["action_space is Discrete(nvec=(2, 0))"]),
+        (changed("Discrete((2,))", "Box(-1, 1)"), ["action_space is Box(low=-1, high=1)", "high) with arrays"]),
+        (changed("Discrete((2,))", "Box([1], [-1])"), ["action_space is Box(low=[1], high=[-1])"]),
+        (changed(STATE, f"if action[0] > 0: {STATE}"), ["TracerBool", "jnp.where can", f":{LINE + 2})"]),
+        (changed(STATE, "1 / 0"), ["step(key, state, action) raises ZeroDivisionError", f"my_file.py:{LINE + 2})"]),
+        (changed("key, state, action)", "state, action)"), ["step(key, state, action) raises TypeError"]),
+        (changed("    def reset", "    def __init__(self): {}['x']\n    def reset"), ["Walk() raises KeyError: 'x' ("]),
+        (changed("    def reset", "    num_levels = 3\n    def reset"), ["num_levels is 3; must be None", "reset_to"]),
+        (changed("    def reset", "    can_draw = True\n    def reset"), ["can_draw is True", "frames(states)"]),
+        (
+            WALK + indent("\ndef reset_to(self, key, level):\n    return {}, jax.nn.one_hot(0, 4)\n", "    "),
+            ["reset_to changes the state from"],
+        ),
+        ("Walk = 3", ["Walk is 3; must be a class, a function that makes an environment, or an environment"]),
+        ("def Walk(): pass", ["None has no obs_shape"]),
+        ("x = 1\nimport nothing_of_this_name", ["importing my_file.py raises ModuleNotFoundError", "my_file.py:2)"]),
+        ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (", "my_file.py:3)"]),
+        ("raise SystemExit(3)", ["importing my_file.py raises SystemExit: 3 (", "my_file.py:1)"]),
+        ("class Wlak: pass\ndef make(): pass\nx = 1", ["no Walk in", "my_file.py; it has Wlak, make"]),
+        ("x = 1", ["it has no class and no function"]),
+        # gymnax's style
+        (changed("action_space(self", "actions(self", NATIVE), ["Walk has no action_space(params)"]),
+        (changed("default_params =", "params =", NATIVE), ["Walk has no default_params"]),
+        (changed("def step_env", "def step", NATIVE), ["Walk has no step_env(key, state, action, params) ->"]),
+        (changed("done, {}", "{}", NATIVE), ["step_env(key, state, action, params) returns 4 results; must be 5"]),
+        (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["reset_env(key, params) returns 3 results"]),
+        (changed("place, state, done - 0.1", "0, place, 0.0", NATIVE), ["step_env changes the state from"]),
+        (changed('+ 1}, place', '+ 1.0}, place', NATIVE), ["step_env changes state['time'] from int32"]),
+        (changed("return jnp.int32(0),", "return jnp.zeros(2),", NATIVE), ["observation_space(params) has shape ()"]),
+        (changed("done - 0.1", "jnp.zeros(2)", NATIVE), ["step's reward is float32 of shape (2,)"]),
+        (changed("done, {}", "1.0, {}", NATIVE), ["step's terminated is float32"]),
+        (changed("spaces.Discrete(2)", "2", NATIVE), ["action_space(params) is 2; must be Discrete(n) or Box"]),
+        (changed("spaces.Discrete(2)", "params.n", NATIVE), ["action_space(params) raises AttributeError", ".py:"]),
+        (changed('["time"] >=', '["tiem"] >=', NATIVE), ["raises KeyError: 'tiem' (", "my_file.py:"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_environment_is_one_line(here, monkeypatch, capsys, code, said):
+    (here / "my_file.py").write_text(code)
+    line = error_of(monkeypatch, capsys, "--env-id", "my_file:Walk")
+    assert line.startswith("--env-id my_file:Walk: ") and all(part in line for part in said), line
+
+
+@pytest.mark.parametrize(
+    "env_id, said",
+    [
+        ("nothing:Walk", ["no file nothing.py in", "or beside the script, nor is there a module nothing; give a path"]),
+        ("some/dir/nothing.py:Walk", ["no file some/dir/nothing.py in", "give a path"]),
+        ("no.such.module:Walk", ["nor is there a module no.such.module"]),
+        ("json.nothing:Walk", ["nor is there a module json.nothing"]),
+        ("json:Walk", ["no Walk in", "json/__init__.py; it has", "dumps"]),
+        ("my_file:", ["must be FILE:NAME, such as my_file:MyEnv"]),
+        (":Walk", ["must be FILE:NAME"]),
+        ("my_file.py", ["is a file; say which class in it, my_file.py:MyEnv"]),
+        ("foo/Bar", ["no suite 'foo'; there are gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv"]),
+    ],
+)
+def test_what_is_not_found_is_one_line(here, monkeypatch, capsys, env_id, said):
+    line = error_of(monkeypatch, capsys, "--env-id", env_id)
+    assert line.startswith(f"--env-id {env_id}: ") and all(part in line for part in said), line
+
+
+def test_bad_input_in_a_process_of_its_own(here):
+    (here / "my_file.py").write_text(WITHOUT["step"])
+    command = [sys.executable, str(ROOT / "ppo.py"), "--env-id", "my_file:Walk"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("ppo.py: error: --env-id my_file:Walk: Walk has no step")
+
+
+@pytest.mark.parametrize("env_id", ["Breakout-MinAtar", "Pendulum-v1", "UmbrellaChain-bsuite", "FrozenLake-misc"])
+def test_what_gymnax_has_itself_passes_the_checks(env_id):
+    """With bools for observations, bounds, integers as rewards, and a space of symbols."""
+    checked, plain = own.registered(env_id, {}), gymnax_suite.make(env_id)
+    for name in ("obs_shape", "obs_dtype", "action_space", "can_draw", "num_symbols"):
+        assert str(getattr(checked, name)) == str(getattr(plain, name))
+
+
+# docs/environments.md
+
+PAGE = (ROOT / "docs/environments.md").read_text()
+
+
+def test_the_page_is_true(here, monkeypatch, capsys):
+    """Its files are whole, its commands work (with fewer steps), and it quotes errors as they are."""
+    grid, walk = re.findall(r"```python\n(.+?)```", PAGE, re.S)
+    assert len(grid.splitlines()) <= 40
+    said = [line.removeprefix("ppo.py: error: ") for line in PAGE.splitlines() if line.startswith("ppo.py: error: ")]
+    (here / "my_file.py").write_text(grid)
+    gone = ", terminated, truncated, success"
+    (here / "five.py").write_text(grid.replace("reward" + gone, "reward, terminated, truncated"))
+    (here / "time.py").write_text(grid.replace('["time"] + 1', '["time"] + 1.0'))
+    tries = [("five:Grid", []), ("time:Grid", []), ("my_file:Gird", [])]
+    tries += [("my_file:Grid", ["--env-kwargs", '{"sizes": 8}'])]
+    for (env_id, kwargs), quoted in zip(tries, said, strict=True):
+        line = error_of(monkeypatch, capsys, "--env-id", env_id, *kwargs)
+        line = line.replace(env_id.partition(":")[0] + ":", "my_file:", 1) if not kwargs else line
+        assert line.replace(str(here), "/home/me") == quoted
+    (here / "walk.py").write_text(walk)
+    assert envs.make("walk:Walk", 1, env_kwargs='{"size": 4}').suite.params.size == 4
+    commands = re.findall(r"^python ppo.py (.+)$", PAGE, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        args = arguments.parse(ppo.Args, "", [word.strip("'") for word in re.findall(r"'.+?'|\S+", command)])
+        envs.make(args.env_id, 1, env_kwargs=args.env_kwargs)
+    flags = [*commands[1].replace("--total-timesteps 1000000", "").split(), "--num-steps", 4, "--total-timesteps", 1024]
+    call(monkeypatch, *flags, "--num-devices", 1, "--hidden-sizes", 8, "--run-name", "grid")
+    assert (here / "runs/grid/videos/final_policy.gif").is_file()
+    frame = envs.make("my_file:Grid", 1).frames([{"goal": np.array([0, 1]), "place": np.array([2, 2])}])[0]
+    assert frame.shape == (160, 160, 3) and frame[0, 20].tolist() == [0, 200, 0] and frame[40, 40].min() == 255
