@@ -74,6 +74,7 @@ class Curve(NamedTuple):
     returns: np.ndarray
     own: np.ndarray
     fresh: np.ndarray
+    entropy: np.ndarray
 
     def mean(self, key: str, start: float, end: float) -> float:
         """Mean over the lines whose step is in (start, end]; lines without a value are left out."""
@@ -84,7 +85,7 @@ class Curve(NamedTuple):
 def curve(run: Path) -> Curve:
     """The lines of training of a run of one seed; what a line lacks is NaN, such as the first update's fresh gain."""
     lines = [line for line in plots.read_lines(run) if "outer/own_gain" in line]
-    keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain")
+    keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain", "losses/entropy")
     return Curve(*np.array([[line.get(key) for line in lines] for key in keys], np.float64))
 
 
@@ -164,6 +165,7 @@ def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
         "arm minus the smallest, at half": arms,
         "half of the gap": 0.5 * gap,
         "largest minus middle": apart,
+        "entropy, last half": {str(n): each(str(n), "entropy", 0.5 * STEPS, STEPS) for n in SIZES},
         "with five times the entropy bonus, at half, less the smallest": {
             n: difference(halfway[name], halfway["entropy"]) for n, name in bonus.items() if n != small
         },
@@ -178,36 +180,43 @@ def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
 
 
 def draw(curves: dict[str, list[Curve]], out: Path) -> None:
-    """Return, fresh gain and fresh / own over environment steps: a thin line per seed, the median of each size."""
-    import matplotlib.pyplot as plt
+    """Return, fresh gain and fresh / own over environment steps: a thin line per seed, the median of each size. The
+    first panel also has 64 environments with the entropy bonus, and the branch."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    colours = plt.get_cmap("viridis")(np.linspace(0.05, 0.8, len(SIZES)))
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    axes = figure.subplots(1, 3)
     windows = np.linspace(0, STEPS, 49)
-    for size, colour in zip(SIZES, colours, strict=True):
-        table = {
-            key: np.array([[c.mean(key, a, b) for a, b in itertools.pairwise(windows)] for c in curves[str(size)]])
-            for key in ("returns", "own", "fresh")
-        }
-        x = (windows[:-1] + windows[1:]) / 2e6
-        for panel, values in zip(axes, (table["returns"], table["fresh"], table["fresh"] / table["own"]), strict=True):
-            panel.plot(x, values.T, color=colour, lw=0.6, alpha=0.5)
-            panel.plot(x, np.median(values, 0), color=colour, lw=2, label=f"{size:,} environments")
-    for seed, c in enumerate(curves["branch"]):
-        x, label = (HALF + c.steps) / 1e6, "64, then 4,096 from the dot on"
-        axes[0].plot(x, plots.running_mean(c.returns, 8), color="C3", lw=0.8, label=label if seed == 0 else None)
-    start = np.median([c.mean("returns", 0.95 * HALF, HALF) for c in curves[str(SIZES[0])]])
-    axes[0].plot(HALF / 1e6, start, "o", color="C3", ms=5)
-    for panel, name in zip(
-        axes, ("episodic return", "gain of an update, fresh transitions", "fresh / own gain"), strict=True
-    ):
-        panel.set(title=name, xlabel="million environment steps")
+    x = (windows[:-1] + windows[1:]) / 2e6
+
+    def table(of: str, key: str, start: float = 0) -> np.ndarray:
+        """Means per window, NaN after the run's end. start: the steps at which the run begins. -> [windows, seeds]."""
+        rows = [(a - start, b - start) for a, b in itertools.pairwise(windows)]
+        mean = lambda c, a, b: c.mean(key, a, b) if a >= 0 and b <= c.steps[-1] else np.nan  # noqa: E731
+        return np.array([[mean(c, a, b) for c in curves[of]] for a, b in rows])
+
+    def line(panel: Any, values: np.ndarray, colour: Any, label: str, style: str = "-") -> None:
+        panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.5)
+        panel.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+
+    for size, colour in zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True):
+        returns, own, fresh = (table(f"{size}", key) for key in ("returns", "own", "fresh"))
+        for panel, values in zip(axes, (returns, fresh, fresh / own), strict=True):
+            line(panel, values, colour, f"{size:,} environments")
+    line(axes[0], table("entropy", "returns"), "#E69F00", "64, entropy bonus × 5", "--")
+    line(axes[0], table("branch", "returns", HALF), "#D55E00", "64, then 4,096 from half on", ":")
+    titles = ("episode return", "gain of an update on fresh transitions", "fresh gain / own gain")
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, fontsize=11)
+        panel.set_xlabel("million environment steps")
         panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(linewidth=0.5, alpha=0.35)
     axes[1].set_yscale("symlog", linthresh=1e-3)
-    for panel in axes[1:]:
-        panel.axhline(0, color="0.6", lw=0.8, zorder=0)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(out, dpi=150)
+    axes[2].set_ylim(-0.6, 1.1)
+    axes[0].set_ylim(0, 38)
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    figure.savefig(out, dpi=110)
 
 
 def main(

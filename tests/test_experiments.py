@@ -38,7 +38,8 @@ def curves(**change):
         returns = rise + growth * np.maximum(steps / headline.HALF - 1, 0)
         fresh = np.full(400, 0.0 if name == "64" else 0.004)
         result[name] = [
-            headline.Curve(steps, returns + 0.05 * s, np.full(400, 0.01), fresh + 1e-4 * (s - 2)) for s in range(5)
+            headline.Curve(steps, returns + 0.05 * s, np.full(400, 0.01), fresh + 1e-4 * (s - 2), fresh)
+            for s in range(5)
         ]
     return result
 
@@ -54,6 +55,11 @@ def test_what_the_preregistration_asks_for_is_confirmed():
     assert (more["512"].mean, more["4096"].mean) == pytest.approx((3, 9))
     late = np.array(found["return, last tenth"]["4096"])
     assert late == pytest.approx(12 + 8 * 0.9 + 0.05 * np.arange(5), abs=0.1)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    headline.draw(curves(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
