@@ -244,10 +244,11 @@ def main(
     print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
     if not table:
         facts = {"command": "python -m experiments.headline", "date": f"{datetime.date.today()}"}
-        facts |= {
-            "machine": devices.machine(),
-            "preregistered": git("log", "-1", "--format=%H", "experiments/PREREGISTERED.md"),
+        rules = ("## The headline: Breakout", "## The headline, continued")
+        committed = {
+            title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules
         }
+        facts |= {"machine": devices.machine(), "rules were committed in": committed}
         facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
         out.write_text(json.dumps(facts | found, indent=1) + "\n")
         draw(curves, out.with_suffix(".png"))
