@@ -28,6 +28,7 @@ SEEDS = range(5)
 STEPS = 3 * 2**23  # 25,165,824; a multiple of every size's transitions per update
 HALF = STEPS // 2
 NUM_STEPS = 32
+ABOVE = 7.0  # a return that no run on the plateau has
 ARMS = {  # of the smallest size, for half of the steps
     "entropy": ("ppo", {"ent_coef": 0.05}),
     "tuned": ("ppo", {"minibatch_size": 256, "learning_rate": 3e-4}),
@@ -80,6 +81,11 @@ class Curve(NamedTuple):
         """Mean over the lines whose step is in (start, end]; lines without a value are left out."""
         values = getattr(self, key)[(self.steps > start) & (self.steps <= end)]
         return float(np.nanmean(values))
+
+    def first_above(self) -> int | None:
+        """The first million steps, from 1 on, whose mean return is above ABOVE; None if there is none."""
+        millions = range(int(self.steps[-1] // 1e6))
+        return next((m + 1 for m in millions if self.mean("returns", m * 1e6, (m + 1) * 1e6) > ABOVE), None)
 
 
 def curve(run: Path) -> Curve:
@@ -171,6 +177,13 @@ def judge(curves: dict[str, list[Curve]]) -> dict[str, Any]:
         },
         "of the bonus, at half": {n: difference(halfway[name], halfway[n]) for n, name in bonus.items()},
         "gains": gains,
+        # Not asked before: the first million steps whose mean return is above the plateau.
+        f"first million steps above {ABOVE}, of each seed": {
+            str(n): [c.first_above() for c in curves[str(n)]] for n in SIZES
+        },
+        "medians of the fresh gain's lines, last half": {
+            str(n): [float(np.nanmedian(c.fresh[c.steps > HALF])) for c in curves[str(n)]] for n in SIZES
+        },
         "predicted to stand still, of each seed": {n: [x <= 0 for x in gains[n]["fresh, 1M to 2M"]] for n in grown},
         "stands still, of each seed": {n: [bool(abs(x) <= 0.05) for x in values] for n, values in grown.items()},
         "checks": {name: bool(holds) for name, holds in checks.items()},
@@ -205,6 +218,7 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
         for panel, values in zip(axes, (returns, fresh, fresh / own), strict=True):
             line(panel, values, colour, f"{size:,} environments")
     line(axes[0], table("entropy", "returns"), "#E69F00", "64, entropy bonus × 5", "--")
+    line(axes[0], table("tuned", "returns"), "#56B4E9", "64, inner loop for 64", "--")
     line(axes[0], table("branch", "returns", HALF), "#D55E00", "64, then 4,096 from half on", ":")
     titles = ("episode return", "gain of an update on fresh transitions", "fresh gain / own gain")
     for panel, title in zip(axes, titles, strict=True):
@@ -214,7 +228,7 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
         panel.grid(linewidth=0.5, alpha=0.35)
     axes[1].set_yscale("symlog", linthresh=1e-3)
     axes[2].set_ylim(-0.6, 1.1)
-    axes[0].set_ylim(0, 38)
+    axes[0].set_ylim(0, 36)
     axes[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
 
