@@ -13,6 +13,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import types
 from concurrent.futures import ProcessPoolExecutor
@@ -318,7 +319,8 @@ def main(
                 say(f"  {name:<34}{mean:10.4g} ({low:.4g} to {high:.4g})")
     out = out or (Path("results/controllers.json") if first_seed == 0 else None)
     if out is not None:
-        facts = {"command": "python -m experiments.controllers", "date": f"{datetime.date.today()}"}
+        command = shlex.join(["python", "-m", "experiments.controllers", "--tasks", *tasks])
+        facts = {"command": command, "date": f"{datetime.date.today()}"}
         facts |= {"machine": devices.machine(), "commit": git("rev-parse", "HEAD"), "auto": Auto()._asdict()}
         out.write_text(json.dumps(facts | {"tasks": results}, indent=1) + "\n")
 
