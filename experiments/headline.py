@@ -228,7 +228,7 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
         panel.grid(linewidth=0.5, alpha=0.35)
     axes[1].set_yscale("symlog", linthresh=1e-3)
     axes[2].set_ylim(-0.6, 1.1)
-    axes[0].set_ylim(0, 36)
+    axes[0].set_ylim(0, 42)
     axes[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
 
