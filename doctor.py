@@ -206,7 +206,8 @@ def engineering(number: float) -> str:
 def evidence(n: Numbers, label: str) -> list[str]:
     """The numbers for the cause, then those that rule out others."""
     share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
-    fresh = f"{n.fresh:.2g} ± {n.fresh_error:.2g} on fresh ones{share}"
+    error = f" ± {n.fresh_error:.2g}" if np.isfinite(n.fresh_error) else ""  # one value has none
+    fresh = f"{n.fresh:.2g}{error} on fresh ones{share}"
     gain = f"an update gains {n.own:.2g} on its own transitions, {fresh}"
     if not np.isfinite(n.own) and label not in ("climbing", "diverged", "few updates"):
         gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"

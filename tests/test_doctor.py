@@ -106,6 +106,15 @@ def test_a_gaussian_policy_may_have_a_negative_entropy():
     assert diagnosis.diagnose(course(RISE, **values))[0] == "step"
 
 
+def test_one_value_has_no_error():
+    c = course(RISE, updates=2)
+    c.values["outer/fresh_gain"][:] = np.nan
+    c.values["outer/fresh_gain"][-1] = 0.01
+    label, _, n = diagnosis.diagnose(c)
+    (first, *_) = doctor.evidence(n, label)
+    assert "nan" not in first and "0.01 on fresh ones" in first
+
+
 # Runs and logs
 
 
