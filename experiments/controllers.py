@@ -9,6 +9,7 @@ Rules that need to know the budget (annealing) are run once per budget; the othe
 
 import copy
 import datetime
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -18,7 +19,7 @@ import sys
 import types
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ import numpy as np
 import tyro
 from jax.sharding import PartitionSpec as P
 
-import common.run.early  # noqa: F401 (before JAX)
 from benchmarks.report import git
 from common.run import devices
 from common.run.arguments import parse
@@ -36,10 +36,8 @@ from experiments.headline import difference, interval
 PENDULUM = (
     "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --minibatch-size 256 --update-epochs 8 --learning-rate 1e-3"
 )
-SHARE = "auto's share of the best fixed, above random"
 STICKY = "--env-id Breakout-MinAtar --sticky-actions 0.1"
-
-
+SHARE = "auto's share of the best fixed, above random"
 START = 64.0  # ppo_ewma.py's default COM, at which every rule but the fixed ones begins
 
 
@@ -273,7 +271,9 @@ def judge(task: Task, found: dict[str, dict[int, Any]]) -> dict[str, Any]:
 
 
 def main(
-    tasks: tuple[str, ...] = ("pendulum", "breakout", "breakout, healthy", "asterix", "space invaders, healthy"),
+    tasks: tuple[Literal["pendulum", "breakout", "asterix", "breakout, healthy", "space invaders, healthy"], ...] = (
+        *TASKS,
+    ),
     first_seed: int = 0,
     num_seeds: int = 10,
     runs_dir: Path = Path("runs/controllers"),
@@ -295,7 +295,8 @@ def main(
         for name, (kind, setting, budgets) in methods(TASKS[task]).items():
             for steps in budgets:
                 words = TASKS[task].flags, steps, kind, setting, first_seed, num_seeds
-                wanted[task, name, steps] = f"{task} {name} {steps} {first_seed}".replace(" ", "_"), words
+                digest = hashlib.sha256(repr(words).encode()).hexdigest()[:8]  # so that nothing old is taken for new
+                wanted[task, name, steps] = f"{task} {name} {steps} {digest}".replace(" ", "_"), words
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     for core in itertools.islice(itertools.cycle(sorted(os.sched_getaffinity(0))), jobs):
