@@ -55,9 +55,9 @@ class Args(RunArgs):
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
-    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, or my_file:MyEnv."""
+    """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
     env_kwargs: str | None = None
-    """Arguments of a gymnax id or of your own class, in JSON: '{"size": 8}'."""
+    """Arguments of the environment, in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0

@@ -9,6 +9,9 @@ auto-reset, as the protocol `Suite` says; what all suites need is implemented he
 """
 
 import difflib
+import importlib
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -22,6 +25,19 @@ from common.suites.sticky import Sticky
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
 __all__ += ["episode_sums", "make"]
+
+
+# Where --env-id looks besides in files of the user's: common/suites/<suite>.py. With an example of each.
+SUITES = {
+    "gymnax": "CartPole-v1",
+    "kinetix": "kinetix/locomotion",
+    "xminigrid": "xminigrid/MiniGrid-DoorKey-8x8",
+    "craftax": "craftax/Craftax-Classic-Symbolic-v1",
+    "brax": "brax/ant",
+    "playground": "playground/CartpoleBalance",
+}
+# The suites that need a requirements-<suite>.txt of their own, with the packages that they import.
+OPTIONAL = {"xminigrid": "xminigrid", "craftax": "craftax", "brax": "brax", "playground": "mujoco_playground"}
 
 
 class Suite(Protocol):
@@ -227,12 +243,10 @@ class LevelEnv(VectorEnv):
 def make(
     env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0, env_kwargs: str | None = None
 ) -> VectorEnv:
-    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`, or
-    `my_file:MyEnv` for a class of one's own.
+    """Make `env_id`: an id of one of the SUITES, or `my_file:MyEnv` for a class of one's own.
 
     num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
-    executes its last action again instead of the given one. env_kwargs: arguments of a gymnax id or of one's own class,
-    as JSON.
+    executes its last action again instead of the given one. env_kwargs: arguments of the environment, as JSON.
     """
     suite = make_suite(env_id, num_levels, env_kwargs)
     return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
@@ -248,35 +262,62 @@ def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> S
         if ":" in env_id:
             return own.make(env_id, kwargs)
         if suite == "kinetix":
-            from common.suites import kinetix  # imported on demand: it takes 10 s
+            from common.suites import kinetix
 
             if name in kinetix.level_names():
                 if kwargs:
-                    takes = "gymnax's ids and my_file:MyEnv do"
-                    raise UsageError(f"--env-kwargs {env_kwargs}: {env_id} takes none; {takes}")
+                    raise UsageError(f"--env-kwargs {env_kwargs}: {env_id} takes none; all but Kinetix's ids do")
                 return kinetix.make(name, num_levels)
+        if suite in OPTIONAL and env_id in env_ids(suite):
+            return own.optional(importlib.import_module(f"common.suites.{suite}"), env_id, kwargs)
     except ModuleNotFoundError as error:
-        raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
+        raise UsageError(f"--env-id {env_id}: {missing(error, suite)}") from None
     except OSError as error:  # MNISTBandit-bsuite downloads its data
         raise UsageError(f"--env-id {env_id}: cannot be loaded ({error})") from None
     if env_id.endswith(".py"):
         raise UsageError(f"--env-id {env_id}: is a file; say which class in it, {env_id}:MyEnv")
-    if "/" in env_id and suite != "kinetix":
-        known = "gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv for your own"
+    if "/" in env_id and suite not in SUITES:
+        known = ", ".join(f"{prefix}/..." for prefix in SUITES if prefix != "gymnax")
+        known = f"gymnax's ids (CartPole-v1), {known} and my_file:MyEnv for your own"
         raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are {known}")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
 
-def known_ids() -> list[str]:
-    """All ids that `make` takes without a file of the user's. A hand-designed level of Kinetix is listed with its size
-    and, if that is unambiguous, also without it."""
-    from common.suites import kinetix
+def env_ids(suite: str) -> list[str]:
+    """All ids of one of the SUITES. Raises ModuleNotFoundError if it is not installed."""
+    return importlib.import_module(f"common.suites.{suite}").env_ids()
 
-    return gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]
+
+def how_to_install(suite: str) -> str:
+    return f"pip install -r requirements{f'-{suite}' if suite in OPTIONAL else ''}.txt"
+
+
+def missing(error: ModuleNotFoundError, suite: str) -> str:
+    """What is not installed, and what would install it, for an error message."""
+    return f"{error.name.partition('.')[0]} is not installed; {how_to_install(suite)}"
 
 
 def nearest(env_id: str) -> str:
-    """The known ids that look most like `env_id`, for an error message."""
-    lower = {name.lower(): name for name in known_ids()}
+    """The ids that look most like `env_id`, for an error message: of its suite, or of those always installed."""
+    suite = env_id.partition("/")[0]
+    known = env_ids(suite) if suite in OPTIONAL else env_ids("gymnax") + env_ids("kinetix")
+    lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(env_id.lower(), lower, n=4, cutoff=0.4)
-    return ", ".join([lower[name] for name in close] or ["CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion"])
+    return ", ".join([lower[name] for name in close] or SUITES.values())
+
+
+def listed(suites: Sequence[str]) -> str:
+    """What --list-envs prints: all ids of these suites or, if none is named, a line for each suite."""
+    unknown = [suite for suite in suites if suite not in SUITES]
+    if unknown:
+        raise UsageError(f"--list-envs {unknown[0]}: no such suite; there are {', '.join(SUITES)}")
+    if not suites:
+        state = {s: "installed" if find_spec(OPTIONAL.get(s, s)) else how_to_install(s) for s in SUITES}
+        return "\n".join(f"{suite:<11}{example:<37}{state[suite]}" for suite, example in SUITES.items())
+    lines = []
+    for suite in suites:
+        try:
+            lines += env_ids(suite)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--list-envs {suite}: {missing(error, suite)}") from None
+    return "\n".join(lines)

@@ -66,10 +66,10 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     try:
         about = sys.modules[train.__module__].__doc__ or ""
         args = parse(args_class, about.split("\n\n")[0])
-        if getattr(args, "list_envs", False):
+        if getattr(args, "list_envs", None) is not None:
             from common import envs
 
-            print("\n".join(envs.known_ids()))
+            print(envs.listed(args.list_envs))
         else:
             train(args)
     except UsageError as error:
