@@ -36,6 +36,7 @@ from experiments.verdicts import verdict
 
 PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
+ON_CPUS = ("laptop", "breakout")  # presets
 
 
 def in_order(name: str) -> tuple:
@@ -51,7 +52,7 @@ FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_or
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
@@ -62,7 +63,7 @@ class Args:
     only: str | None = None
     """Run only this one of the missing runs and draw nothing (for the arrays of --launch slurm)."""
     jobs: arguments.Positive[int] | None = None
-    """How many runs go at once, each on its share of the cores; by default one per core with preset laptop, else 1."""
+    """How many runs go at once, each on its share of the cores; by default one per core on a laptop, else 1."""
     runs_dir: str = "runs/figures"
     """Folder for the runs, with a subfolder for each preset."""
     results_dir: str = "results"
@@ -77,7 +78,11 @@ class Args:
             raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
         if not self.figures and not self.list_:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
-        if (self.jobs or 1) > 1 and self.preset != "laptop":
+        for name in set(self.figures) - {"all"}:
+            if self.preset not in PRESETS[PAPERS[name]]:
+                known = ", ".join(PRESETS[PAPERS[name]])
+                raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
+        if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
             raise UsageError(
                 f"--jobs {self.jobs}: runs of preset {self.preset} would share a GPU; start the same command once for "
                 "each GPU, with CUDA_VISIBLE_DEVICES=0, 1, ...: they share the runs out; or use --launch slurm"
@@ -85,8 +90,11 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        if "all" in self.figures or not self.figures:  # except figures that this preset cannot run
-            return [name for name in FIGURES if self.list_ or not PRESETS[PAPERS[name]][self.preset].missing]
+        if self.list_ and not self.figures:
+            return list(FIGURES)
+        if "all" in self.figures:  # except figures that this preset does not have or cannot run
+            presets = {name: PRESETS[PAPERS[name]].get(self.preset) for name in FIGURES}
+            return [name for name, preset in presets.items() if self.list_ or (preset and not preset.missing)]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
@@ -153,7 +161,7 @@ def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
 
 def default_jobs(preset: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores if preset == "laptop" else 1
+    return cores if preset in ON_CPUS else 1
 
 
 def output(name: str, args: Args) -> Path:

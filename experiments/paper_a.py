@@ -370,7 +370,7 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     dots = {
         budget: np.stack([up_to(d, run, budget) for run in cells.values()]) for budget in budgets
-    }  # [runs, seeds, 2]
+    }  # [runs, seeds, 3]
     scale = d.p.high - d.p.low
     lines = [
         Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
@@ -388,14 +388,34 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
         difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
         difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
         peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
+        collapse(dots[budgets[-1]].mean(1)),
     ]
     how = "Each dot is one seed of one run: best running mean of the return, median DDR"
     return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
 
 
+def collapse(dots: np.ndarray) -> Check:
+    """Reports whether fresh / own gain says more than the DDR about how well a run does: the share of the variance of
+    the best scores that lies between fifths of the runs by one, less the same by the other. dots: [runs, 3], as from
+    `up_to`. The interval is a bootstrap over runs."""
+
+    def more(dots: np.ndarray) -> float:
+        ddr, score, quotient = dots.T
+        within = [sum(score[i].var() * i.size for i in np.array_split(np.argsort(x), 5)) for x in (quotient, ddr)]
+        return (within[1] - within[0]) / (score.var() * score.size)
+
+    what = "variance of the best score between fifths by fresh / own gain, less by DDR"
+    dots = dots[np.isfinite(dots).all(1)]
+    if len(dots) < 10:
+        return Check(what, np.nan, np.nan, np.nan)
+    chosen = np.random.default_rng(0).integers(len(dots), size=(1000, len(dots)))
+    low, high = np.percentile([more(dots[i]) for i in chosen], [2.5, 97.5])
+    return Check(what, more(dots), low, high)
+
+
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
-    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 2]: DDR, score. The
-    interval is a bootstrap over runs, the same ones at both budgets."""
+    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 3], as from `up_to`.
+    The interval is a bootstrap over runs, the same ones at both budgets."""
 
     def peak(dots: np.ndarray) -> float:
         return np.log10(dots[np.argsort(dots[:, 1])[-max(1, len(dots) // 5) :], 0]).mean()
@@ -407,15 +427,20 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
 
 
 def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
-    """Returns [seeds, 2]: median DDR and best score (running mean) within the first `budget` steps."""
+    """Returns [seeds, 3]: median DDR, best score (running mean), and the sum of the gains on fresh transitions over
+    that of the updates' own gains, within the first `budget` steps."""
     lines = [line for line in d.lines(run) if line["global_step"] <= budget]
-    _, ddr = plots.series(lines, "outer/ddr")
-    _, score = plots.series(lines, d.p.performance)
+    ddr, score, fresh, own = (
+        plots.series(lines, key)[1] for key in ("outer/ddr", d.p.performance, "outer/fresh_gain", "outer/own_gain")
+    )
+    seeds = dict(run.flags)["num_seeds"]
     if not len(ddr) or not len(score):
-        return np.full((dict(run.flags)["num_seeds"], 2), np.nan)
+        return np.full((seeds, 3), np.nan)
+    # Runs that were made before the gains were logged have none.
+    quotient = np.nansum(fresh, 0) / np.nansum(own, 0) if len(fresh) else np.full(seeds, np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
     ddr = np.where(ddr > 0, ddr, np.nan)  # a KL below float32's precision may come out negative
-    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0)], axis=1)
+    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0), quotient], axis=1)
 
 
 def recipe_checks(d: Data, cells: Cells) -> list[Check]:

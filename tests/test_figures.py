@@ -28,6 +28,7 @@ from experiments.verdicts import Check, difference, verdict, within
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn, "sfl_kinetix": sfl_kinetix, "stochastic_opt": stochastic_opt}
 LAPTOP = PRESETS["laptop"]
+HAVE = [(name, preset) for name in figures.FIGURES for preset in figures.PRESETS[figures.PAPERS[name]]]
 
 
 # Verdicts
@@ -97,8 +98,7 @@ def args_of(cell):
     return parsed(cell.script, tuple(words[2:]))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize(("name", "preset"), HAVE)
 def test_the_scripts_accept_the_commands(name, preset):
     for cell in grid.with_sources(list(figures.cells_of(name, preset).values())):
         args = args_of(cell)
@@ -117,8 +117,9 @@ def test_the_scripts_accept_the_commands(name, preset):
             assert int(update) + args.num_updates == before.num_updates
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", figures.PRESETS)
+@pytest.mark.parametrize(
+    ("paper", "preset"), [(paper, preset) for paper in figures.PRESETS for preset in figures.PRESETS[paper]]
+)
 def test_a_name_stands_for_one_command(paper, preset):
     commands, names = {}, {}
     for name in paper.FIGURES:
@@ -129,8 +130,9 @@ def test_a_name_stands_for_one_command(paper, preset):
     assert len(names) > (7 if paper is sfl else 60)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", figures.PRESETS)
+@pytest.mark.parametrize(
+    ("paper", "preset"), [(paper, preset) for paper in figures.PRESETS for preset in figures.PRESETS[paper]]
+)
 def test_a_name_is_that_of_one_folder(paper, preset):
     names = {cell.name for name in paper.FIGURES for cell in figures.cells_of(name, preset).values()}
     assert all(Path(name).name == name and len(name) < 200 for name in names)
@@ -138,15 +140,18 @@ def test_a_name_is_that_of_one_folder(paper, preset):
 
 @pytest.mark.parametrize("name", ["1a", "B1a"])
 def test_names_differ_between_presets(name):
-    a, b, c = ({cell.name for cell in figures.cells_of(name, preset).values()} for preset in PRESETS)
-    assert not a & b and not b & c
+    presets = figures.PRESETS[figures.PAPERS[name]]
+    names = [{cell.name for cell in figures.cells_of(name, preset).values()} for preset in presets]
+    assert len(set().union(*names)) == sum(map(len, names))
 
 
 def test_names_differ_between_papers():
     """Their runs are in one folder."""
     for preset in PRESETS:
         names = [
-            {c.name for n in paper.FIGURES for c in figures.cells_of(n, preset).values()} for paper in figures.PRESETS
+            {c.name for n in paper.FIGURES for c in figures.cells_of(n, preset).values()}
+            for paper, presets in figures.PRESETS.items()
+            if preset in presets
         ]
         assert len(set().union(*names)) == sum(map(len, names))
 
@@ -162,7 +167,8 @@ def test_every_figure_has_the_presets_of_its_paper():
     for name, figure in figures.FIGURES.items():
         assert figures.PAPERS[name].FIGURES[name] is figure
         assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
-    assert all(list(presets) == list(PRESETS) for presets in figures.PRESETS.values())
+    assert list(PRESETS) == ["laptop", "breakout", "gpu", "paper"]
+    assert all({"laptop", "gpu", "paper"} <= presets.keys() <= PRESETS.keys() for presets in figures.PRESETS.values())
 
 
 @pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "13", "14"), ("12a", "12b")])
@@ -183,6 +189,21 @@ def test_the_three_recipes_are_one_run_at_the_base(preset):
 def test_figure_8_needs_no_runs_of_its_own():
     have = {c.name for n in ("5a", "5b", "6a", "6b", "12a") for c in paper_a.FIGURES[n].cells(LAPTOP).values()}
     assert {c.name for c in paper_a.FIGURES["8"].cells(LAPTOP).values()} == have
+
+
+def test_a_collapse_is_the_difference_of_two_analyses_of_variance():
+    rng = np.random.default_rng(0)
+    ddr, quotient = rng.permuted(np.tile(np.arange(40.0), (2, 1)), axis=1)
+    score = quotient**2 + rng.normal(size=40)
+
+    def share(x):  # eta squared of five groups, from the F statistic
+        f = scipy.stats.f_oneway(*np.array_split(score[np.argsort(x)], 5)).statistic
+        return 4 * f / (4 * f + 35)
+
+    check = paper_a.collapse(np.stack([ddr, score, quotient], axis=1))
+    assert check.estimate == pytest.approx(share(quotient) - share(ddr)) and check.low > 0.3
+    assert paper_a.collapse(np.stack([quotient, score, ddr], axis=1)).high < -0.3
+    assert np.isnan(paper_a.collapse(np.stack([ddr, score, np.full(40, np.nan)], axis=1)).estimate)
 
 
 def test_the_paper_preset_is_table_2():
@@ -502,7 +523,8 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     assert [line.split()[0] for line in text.splitlines() if line.endswith(".py)")] == list(figures.FIGURES)
     _, _, after = text.partition("  5a  Regularisation by COM (ppo_ewma.py)\n")
     assert after.splitlines()[0].split("; ") == [
-        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold", "gpu 0/6 runs", "paper 0/6 runs",
+        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold",
+        *(f"{preset} 0/6 runs" for preset in ("breakout", "gpu", "paper")),
     ]  # fmt: skip
     a, _, b = text.partition(paper_b.CITATION)
     assert a.startswith(paper_a.CITATION) and "\n BN  " not in a and "\n  BN  " in b
