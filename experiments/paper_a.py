@@ -363,7 +363,8 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     cells=paper_a_runs.ddr_cells,
 )
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget.
+    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget; and the medians
+    and quartiles of eight equally large groups of dots.
 
     In the checks, a sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those
     that are compared."""
@@ -376,6 +377,7 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
         Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
         for budget, xy in dots.items()
     ]
+    lines += [Line(line.label, *grouped(line.x, line.y[:, 0]), "interval points") for line in lines]
     ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
     fifths = np.array_split(np.argsort(ddr), 5)
     chosen, tested = (
@@ -390,8 +392,16 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
         peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
         collapse(dots[budgets[-1]].mean(1)),
     ]
-    how = "Each dot is one seed of one run: best running mean of the return, median DDR"
+    how = "Dots: best running mean of the return and median DDR of each seed. Lines: medians and quartiles of eighths"
     return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
+
+
+def grouped(x: np.ndarray, y: np.ndarray, groups: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts dots [n] into equal groups by x. -> medians of x [groups], medians and quartiles of y [groups, 3]."""
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    parts = [i for i in np.array_split(known[np.argsort(x[known])], groups) if len(i)]
+    quartiles = [np.quantile(y[i], [0.5, 0.25, 0.75]) for i in parts]
+    return np.array([np.median(x[i]) for i in parts]), np.array(quartiles).reshape(-1, 3)
 
 
 def collapse(dots: np.ndarray) -> Check:

@@ -138,7 +138,7 @@ def _is_theory(picture: Picture, label: str) -> bool:
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
-        axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
+        axes.scatter(x, line.y, s=12, color=colour, alpha=0.35, linewidths=0, label=line.label)
         return
     if line.kind == "curve" and 1 < line.y.shape[1] <= FEW:
         axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.5)

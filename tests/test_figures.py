@@ -206,6 +206,15 @@ def test_a_collapse_is_the_difference_of_two_analyses_of_variance():
     assert np.isnan(paper_a.collapse(np.stack([ddr, score, np.full(40, np.nan)], axis=1)).estimate)
 
 
+def test_groups_of_dots_have_medians_and_quartiles():
+    x, y = np.append(np.arange(80.0), np.nan), np.append(np.arange(80.0) ** 2, 1.0)
+    order = np.random.default_rng(0).permutation(81)
+    middle, values = paper_a.grouped(x[order], y[order])
+    expected = [np.percentile(y[10 * i : 10 * i + 10], [50, 25, 75]) for i in range(8)]
+    assert middle == pytest.approx(np.arange(8) * 10 + 4.5) and np.allclose(values, expected)
+    assert [len(a) for a in paper_a.grouped(np.full(3, np.nan), np.zeros(3))] == [0, 0]
+
+
 def test_the_paper_preset_is_table_2():
     args = args_of(paper_a.FIGURES["5a"].cells(PRESETS["paper"])[512.0])
     assert (args.gamma, args.gae_lambda, args.num_steps, args.update_epochs, args.clip_eps) == (0.995, 0.9, 256, 8, 0.2)
