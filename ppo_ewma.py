@@ -64,6 +64,12 @@ class Args(RunArgs):
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
     """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
+    frame_stack: Positive[int] = 1
+    """How many of the last observations the policy sees, side by side along the last axis."""
+    time_limit: Positive[int] | None = None
+    """Truncate episodes after this many steps; what would have come is estimated by the value."""
+    reward_clip: Positive[float] | None = None
+    """Train on rewards within plus and minus this; logged returns are the environment's."""
     norm_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     norm_reward: bool = False
@@ -496,7 +502,7 @@ def build(args: Args) -> tuple:
     """
     chunk = args.num_envs // args.num_rollout_chunks
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
-    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions, args.env_kwargs)
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     if args.network == "cnn" and len(env.obs_shape) != 3:
         raise UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number

@@ -18,10 +18,10 @@ import numpy as np
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
 from common.suites import gymnax as gymnax_suite, own
-from common.suites.sticky import Sticky
+from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
-__all__ += ["episode_sums", "make"]
+__all__ += ["changes", "episode_sums", "make"]
 
 
 class Suite(Protocol):
@@ -102,10 +102,12 @@ def where(mask: jax.Array, yes: Any, no: Any) -> Any:
 
 class VectorEnv:
     """`num_envs` copies of one suite's environment. Without `auto_reset`, no episode follows one that has ended.
-    Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs."""
+    Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs.
+    reward_clip: rewards to learn from lie within plus and minus this; the statistics are of the rewards themselves."""
 
-    def __init__(self, suite: Suite, num_envs: int, auto_reset: bool = True):
+    def __init__(self, suite: Suite, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None):
         self.suite = suite
+        self.reward_clip = reward_clip
         self.auto_reset = auto_reset
         self.num_envs = num_envs
         self.obs_shape, self.obs_dtype = suite.obs_shape, suite.obs_dtype
@@ -157,6 +159,8 @@ class VectorEnv:
         truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not a time-out
         done = terminated | truncated
         length, total_reward = state.length + 1, state.total_reward + reward
+        if self.reward_clip is not None:
+            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
         obs = final_obs
         if self.auto_reset:
             inner, obs = self._restart(reset_key, done, inner, final_obs)
@@ -224,18 +228,33 @@ class LevelEnv(VectorEnv):
         return after._replace(inner=level._replace(state=inner)), out._replace(obs=obs)
 
 
+def changes(args: Any) -> dict[str, Any]:
+    """Those of a script's arguments that change the environment, as `make` takes them."""
+    return {name: getattr(args, name) for name in ("sticky_actions", "frame_stack", "time_limit", "reward_clip")}
+
+
 def make(
-    env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0, env_kwargs: str | None = None
+    env_id: str,
+    num_envs: int,
+    num_levels: int = 512,
+    env_kwargs: str | None = None,
+    *,
+    sticky_actions: float = 0.0,
+    frame_stack: int = 1,
+    time_limit: int | None = None,
+    reward_clip: float | None = None,
 ) -> VectorEnv:
     """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`, or
     `my_file:MyEnv` for a class of one's own.
 
-    num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
-    executes its last action again instead of the given one. env_kwargs: arguments of a gymnax id or of one's own class,
-    as JSON.
+    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of a gymnax id or of one's
+    own class, as JSON. The others are the scripts' flags.
     """
     suite = make_suite(env_id, num_levels, env_kwargs)
-    return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
+    suite = Sticky(suite, sticky_actions) if sticky_actions else suite
+    suite = FrameStack(suite, frame_stack) if frame_stack > 1 else suite
+    suite = TimeLimit(suite, time_limit) if time_limit else suite
+    return VectorEnv(suite, num_envs, reward_clip=reward_clip)
 
 
 def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:

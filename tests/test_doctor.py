@@ -279,7 +279,7 @@ def test_the_critical_size_is_found_again():
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
 def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     """On a bandit: from the same checkpoint, larger updates keep more of what they gain; nothing is trained further."""
-    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Bandit(), num_envs))
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Bandit(), num_envs))
     monkeypatch.setattr(how_many, "SAMPLE", 2**13)
     module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[script]
     flags = "--num-envs 16 --num-steps 8 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"

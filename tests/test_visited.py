@@ -45,7 +45,7 @@ class Right(Toy):
 
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypatch, tmp_path, num_seeds):
-    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Right(), num_envs))
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Right(), num_envs))
     monkeypatch.setattr(visited, "SHOWN", 40)
     monkeypatch.setattr(visited, "MEASURED", 64)  # of 32 in each update
     args = ppo.Args(
