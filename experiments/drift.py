@@ -97,6 +97,20 @@ def change(values: np.ndarray) -> Interval:
     return Interval(float(slope), float(slope) - width, float(slope) + width)
 
 
+def judge(results: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of experiments/PREREGISTERED.md over windows, which climb if their rise is surely above 0."""
+    climbing = [x for x in results.values() if x["rise"]["low"] > 0]
+    standing = [x for x in results.values() if not x["rise"]["low"] > 0]
+    ratios = [x["rise"]["mean"] / x["promised"]["mean"] for x in climbing]
+    return {
+        "climbing windows": len(climbing),
+        "of them with an exponent above 1": sum(x["exponent"] > 1 for x in climbing),
+        "standing windows": len(standing),
+        "of them with an exponent of at most 1": sum(x["exponent"] <= 1 for x in standing),
+        "rise / promised, median of the climbing ones": float(np.median(ratios)) if ratios else None,
+    }
+
+
 def main(
     runs: Positional[tuple[str, ...]], updates: int = 256, seeds: tuple[int, ...] = (0,), out: Path | None = None
 ) -> None:
@@ -108,7 +122,9 @@ def main(
         seeds: Which seeds of a run of several.
         out: A JSON file, to which the results are added.
     """
-    results = json.loads(out.read_text())["results"] if out and out.exists() else {}
+    before = json.loads(out.read_text()) if out and out.exists() else {"commands": [], "results": {}}
+    commands = [*before["commands"], shlex.join(["python", "-m", "experiments.drift", *sys.argv[1:]])]
+    results = before["results"]
     for run, seed in itertools.product(runs, seeds):
         args, policy, window = go_on(run, seed, updates)
         found, rise = distances(args, policy, window), change(window.returns)
@@ -129,10 +145,9 @@ def main(
             "D_m": found,
         }
         if out:
-            facts = {"command": shlex.join(["python", "-m", "experiments.drift", *sys.argv[1:]])}
-            facts |= {"date": f"{datetime.date.today()}", "machine": devices.machine()}
+            facts = {"commands": commands, "date": f"{datetime.date.today()}", "machine": devices.machine()}
             facts |= {"git_commit": git("rev-parse", "HEAD")}
-            out.write_text(json.dumps(facts | {"results": results}, indent=1) + "\n")
+            out.write_text(json.dumps(facts | {"judged": judge(results), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

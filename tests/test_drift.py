@@ -29,6 +29,15 @@ def test_the_rise_is_that_of_a_straight_line_through_the_block_means():
     assert (found.high - found.mean) == pytest.approx(8 * 2.4469 * fit.stderr, rel=1e-3)  # t, six degrees of freedom
 
 
+def test_windows_are_judged_by_what_was_preregistered():
+    window = lambda low, rise, promised, power: {  # noqa: E731
+        "rise": {"mean": rise, "low": low, "high": 9.0}, "promised": {"mean": promised}, "exponent": power
+    }  # fmt: skip
+    rows = (0.1, 1.0, 2.0, 1.5), (0.2, 3.0, 1.0, 0.5), (0.1, 2.0, 2.0, 1.0), (0.0, 1.0, 1.0, 1.0), (-1.0, 0, 1.0, 2.0)
+    found = drift.judge({str(i): window(*row) for i, row in enumerate(rows)})
+    assert list(found.values()) == [3, 1, 2, 1, 1.0]
+
+
 def test_a_window_goes_on_from_the_checkpoint_and_measures_the_kl_of_its_policies(tmp_path, monkeypatch):
     flags = "--num-envs 16 --num-steps 32 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
     flags += f" --total-timesteps 2048 --checkpoint-every 2 --runs-dir {tmp_path} --run-name run"
