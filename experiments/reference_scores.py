@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tyro
 
 from benchmarks.report import git
@@ -52,7 +53,7 @@ def reference_returns(run: Path) -> list[float]:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean and half of its 95 % interval, to four digits, as scores.py has them."""
-    mean, width = plots.mean_and_ci(jax.numpy.asarray(values, float))
+    mean, width = plots.mean_and_ci(np.asarray(values, np.float64))
     return {"mean": float(f"{mean:.4g}"), "ci95": float(f"{width:.2g}")}
 
 
