@@ -32,11 +32,12 @@ ATARI = {
 # its cars' speeds, so they keep 0.
 STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
 # MinAtar has no human scores. 0 is a random policy, 1 what `ppo.py` reaches in 4,194,304 steps on average over ten
-# seeds, both with STICKY's sticky actions: experiments/reference_scores.py measures them.
+# seeds, both with STICKY's sticky actions: experiments/reference_scores.py has measured them.
+MEASURED = Path(__file__).parents[1] / "results" / "minatar_scores.json"
 MINATAR = {
-    "Asterix-MinAtar": (0.52, 3.9), "Breakout-MinAtar": (0.40, 11.4), "Freeway-MinAtar": (0.39, 37.8),
-    "SpaceInvaders-MinAtar": (4.2, 118.0),
-}  # fmt: skip
+    game: (found["random"]["mean"], found["reference"]["mean"])
+    for game, found in (json.loads(MEASURED.read_text())["games"] if MEASURED.exists() else {}).items()
+}
 # Procgen, hard: the ranges in table 1 of Cobbe et al. 2020. Paper B does not say which two games it used.
 PROCGEN = {"Bigfish": (0.0, 40.0), "Starpilot": (1.5, 35.0)}
 SCALES = {f"envpool/{game}Hard-v0": scale for game, scale in PROCGEN.items()}

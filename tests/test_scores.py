@@ -204,13 +204,15 @@ def test_a_scale_is_for_the_game_with_its_sticky_actions(monkeypatch):
 
 def test_the_scales_of_minatar_are_the_measured_ones():
     measured = read(ROOT / "results" / "minatar_scores.json")
-    assert measured["games"].keys() == scores.MINATAR.keys() and measured["random_episodes"] == 4096
+    assert set(measured["games"]) == set(reference_scores.GAMES) and measured["random_episodes"] == 4096
     for game, found in measured["games"].items():
-        assert scores.MINATAR[game] == (found["random"]["mean"], found["reference"]["mean"])
+        returns = found["reference_returns"]
+        assert scores.scale(game, found["sticky_actions"]) == (
+            found["random"]["mean"], pytest.approx(np.mean(returns), rel=1e-3),
+        )  # fmt: skip
         assert found["sticky_actions"] == scores.STICKY.get(game, 0.0)
         assert found["reference_seeds"] == list(range(100, 110))
-        returns = found["reference_returns"]
-        assert len(returns) == 10 and np.mean(returns) == pytest.approx(found["reference"]["mean"], rel=1e-3)
+        assert len(returns) == 10
         width = np.diff(scipy.stats.t.interval(0.95, 9, scale=scipy.stats.sem(returns)))[0] / 2
         assert found["reference"]["ci95"] == pytest.approx(width, rel=0.06)  # of two digits
         words = shlex.split(found["command"])
@@ -245,7 +247,7 @@ def test_random_returns_are_those_of_a_uniform_policy(monkeypatch):
 def test_reference_scores_are_read_from_the_runs_and_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(reference_scores, "random_returns", lambda game: np.array([1.0, 3.0]))
     monkeypatch.setattr(reference_scores.grid, "run_missing", lambda runs, *_: [])
-    for game in scores.MINATAR:
+    for game in reference_scores.GAMES:
         run = reference_scores.cell(game)
         lines = [
             {"update": i, "global_step": i, "charts/episodic_return": [float(s + (i > 18)) for s in range(10)]}
@@ -257,7 +259,7 @@ def test_reference_scores_are_read_from_the_runs_and_written(monkeypatch, tmp_pa
     out = tmp_path / "found.json"
     reference_scores.main(tmp_path / "runs", out=out)
     found = read(out)["games"]
-    assert found.keys() == scores.MINATAR.keys() and "Freeway-MinAtar: 2 to 5.5" in capsys.readouterr().out
+    assert list(found) == list(reference_scores.GAMES) and "Freeway-MinAtar: 2 to 5.5" in capsys.readouterr().out
     for game in found.values():
         assert game["reference_returns"] == [s + 1 for s in range(10)] and game["reference"]["mean"] == 5.5
         assert game["random"] == {"mean": 2.0, "ci95": 13.0}  # t of one degree of freedom: 12.7
