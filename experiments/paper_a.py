@@ -71,6 +71,7 @@ def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -
     title="Regularisation by COM",
     claim="Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
     cells=paper_a_runs.com_cells,
+    repeats="1a",
     flag="--com",
 )
 @figure(
@@ -107,6 +108,7 @@ def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
     title="KL of an update, PPO-EWMA",
     claim="With a low COM the policy goes on moving far in every update while the performance stagnates.",
     cells=paper_a_runs.com_cells,
+    repeats="2b",
     key="outer/kl",
 )
 def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
@@ -127,6 +129,7 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
     title="Size of each update, noisy gradient descent",
     claim="With too large a step the updates stay large while the loss stagnates.",
     cells=paper_a_runs.bowl_cells,
+    repeats="1b",
 )
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     """Checks that a step on the plateau keeps its size and exceeds the distance to the optimum."""
@@ -418,9 +421,11 @@ def collapse(dots: np.ndarray) -> Check:
     dots = dots[np.isfinite(dots).all(1)]
     if len(dots) < 10:
         return Check(what, np.nan, np.nan, np.nan)
+    how = "share of the variance of the scores (second column) between fifths of the runs (rows) by the third column, "
+    how += "less the same by the first; 95 % interval of a bootstrap over runs"
     chosen = np.random.default_rng(0).integers(len(dots), size=(1000, len(dots)))
     low, high = np.percentile([more(dots[i]) for i in chosen], [2.5, 97.5])
-    return Check(what, more(dots), low, high)
+    return Check(what, more(dots), low, high, samples=(dots,), how=how)
 
 
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
@@ -433,7 +438,10 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
     chosen = np.random.default_rng(0).integers(len(first), size=(1000, len(first)))
     low, high = np.percentile([peak(last[i]) - peak(first[i]) for i in chosen], [2.5, 97.5])
     what = "log10 DDR of the best fifth of the runs, largest budget less smallest"
-    return Check(what, float(peak(last) - peak(first)), float(low), float(high), above=0.0)
+    how = "mean log10 of the DDR (first column) of the fifth with the best scores (second), last sample less first; "
+    how += "95 % interval of a bootstrap over runs (rows)"
+    found = float(peak(last) - peak(first)), float(low), float(high)
+    return Check(what, *found, above=0.0, samples=(first, last), how=how)
 
 
 def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
@@ -493,6 +501,7 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
         "clearly worse where minibatches are small."
     ),
     cells=paper_a_runs.recipe_cells,
+    repeats="9",
 )
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
@@ -505,20 +514,27 @@ def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     "13",
     title="Speed of the three recipes",
     claim="There is little difference in speed where the task is bound by sampling.",
-    cells=paper_a_runs.recipe_cells,
+    cells=paper_a_runs.speed_cells,
 )
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
-    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds."""
-    recipes, envs = parts(cells, 0), parts(cells, 1)
+    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds.
+
+    The premise: sampling, or whatever else is not an epoch, takes more than half of an update's time. Of t(E) = a + bE
+    the epochs have less than half if t(E / 2) > 3/4 t(E)."""
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
         key: d.p.scaled_seeds * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
         for key, run in cells.items()
     }
+    half = np.log10(speeds.pop("half the epochs"))
+    cells = {key: cells[key] for key in speeds}
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     x = np.array(envs, np.float64)
     lines = [Line(f"--scaling {r}", x, np.array([speeds[r, n] for n in envs]), "points") for r in recipes]
-    checks = []
-    for n in (n for n in envs if n != d.p.base["num_envs"]):
+    what, base = "log10 of the speed with half the epochs over that with all", d.p.base["num_envs"]
+    epochs = difference(what, half, np.log10(speeds[recipes[0], base]), below=np.log10(4 / 3))
+    checks = [epochs._replace(premise=True)]
+    for n in (n for n in envs if n != base):
         logs = {recipe: np.log10(speeds[recipe, n]) for recipe in recipes}
         fast, slow = (f(logs, key=lambda recipe: logs[recipe].mean()) for f in (max, min))
         what = f"log10 of the speed, {n} environments, {fast} over {slow}"
@@ -574,6 +590,7 @@ def show_best_eps(d: Data, cells: Cells) -> Shown:
     title="COM and ε",
     claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
     cells=paper_a_runs.grid_cells,
+    repeats="12a",
 )
 def show_heat_map(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)
