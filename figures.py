@@ -187,7 +187,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
     found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
-    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
+    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(environment(dict(cell.flags)) for cell in needed))
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
@@ -222,6 +222,11 @@ def draw(name: str, args: Args, folder: Path) -> None:
     print(f"figure {name}: {found} ({out}.png)")
     for check in checks:
         print(f"  {check}")
+
+
+def environment(flags: dict[str, Any]) -> str:
+    sticky = flags.get("sticky_actions")
+    return flags["env_id"] + f" (sticky actions {sticky:g})" * bool(sticky)
 
 
 def last_points(shown: Any) -> dict[str, Any]:

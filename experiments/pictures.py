@@ -12,6 +12,7 @@ import numpy as np
 from common.run.plots import COLOURS, mean_and_ci
 
 FEW = 5  # seeds of which an interval says little
+SMALLEST = 1e-6  # on a logarithmic axis; what is below is float32's rounding
 MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
 
 
@@ -121,6 +122,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST))
         if picture.y_limits and np.isfinite(picture.y_limits).all():
             axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
