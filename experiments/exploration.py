@@ -8,8 +8,10 @@ is in experiments/PREREGISTERED.md.
 
 import datetime
 import json
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -21,6 +23,7 @@ from experiments.data import Data
 from experiments.paper_a import MARGIN
 from experiments.paper_a_runs import PRESETS, cell
 from experiments.verdicts import difference
+from figures import compact, rounded
 
 BONUS = 0.05  # ppo.py's default is 0.01
 PRESET = PRESETS["breakout"]
@@ -41,16 +44,20 @@ def cells() -> dict[tuple[str, float, bool], grid.Cell]:
 
 
 def main(
-    runs_dir: Path = Path("runs/figures/breakout"), jobs: int = 2, out: Path = Path("results/exploration.json")
+    steps: tuple[Literal["com", "clip_eps"], ...] = ("com", "clip_eps"),
+    runs_dir: Path = Path("runs/figures/breakout"),
+    jobs: int = 2,
+    out: Path = Path("results/exploration.json"),
 ) -> None:
     """Makes what is missing and compares the weak with the good step, with and without the larger bonus.
 
     Args:
+        steps: What sets the step.
         runs_dir: Folder for the runs, that of `figures.py --preset breakout`.
         jobs: How many runs at once, each on its share of the cores.
         out: The file to write.
     """
-    runs = cells()
+    runs = {key: run for key, run in cells().items() if key[0] in steps}
     if failed := grid.run_missing(list(runs.values()), runs_dir, jobs, say):
         raise SystemExit("\n".join(failed))
     data, found = Data(PRESET, runs_dir), {}
@@ -60,7 +67,8 @@ def main(
         row = {"command": grid.paste(run, runs_dir), "return": (PRESET.low + span * data.final(run)).tolist()}
         found[f"{name} {value:g}" + f", bonus {BONUS}" * bonus] = row | {"entropy": entropy.tolist()}
     checks: list[Any] = []
-    for name, (_, weak, good) in STEPS.items():
+    for name in steps:
+        _, weak, good = STEPS[name]
         for bonus in (True, False):
             what = f"final score{f', bonus {BONUS}' * bonus}, {name} {good:g} less {weak:g}"
             ends = (data.final(runs[name, value, bonus]) for value in (good, weak))
@@ -69,10 +77,12 @@ def main(
         ends = (data.final(runs[name, weak, bonus]) for bonus in (True, False))
         checks.append(difference(what, *ends))
     print("\n".join(map(str, checks)))
-    facts = {"command": "python -m experiments.exploration", "date": f"{datetime.date.today()}"}
+    command = ["python", "-m", "experiments.exploration", *sys.argv[1:]]
+    facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}"}
     facts |= {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
-    facts |= {"checks": [check._asdict() | {"outcome": check.outcome} for check in checks], "runs": found}
-    out.write_text(json.dumps(facts, indent=1) + "\n")
+    told = [check._asdict() | {"outcome": check.outcome} for check in checks]
+    text = json.dumps(rounded(facts | {"checks": told, "runs": found}), indent=1)
+    out.write_text(compact(text) + "\n")
 
 
 if __name__ == "__main__":
