@@ -58,9 +58,10 @@ class Args(RunArgs):
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
-    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, or my_file:MyEnv."""
+    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, gymnasium/<id>, envpool/<id>,
+    or my_file:MyEnv."""
     env_kwargs: str | None = None
-    """Arguments of a gymnax id or of your own class, in JSON: '{"size": 8}'."""
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
@@ -510,7 +511,7 @@ def build(args: Args) -> tuple:
     measure(learner, sample) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
-    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=envs.device_limit(args))
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions, args.env_kwargs)
     least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
     if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):

@@ -56,9 +56,10 @@ class Args(RunArgs):
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
-    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, or my_file:MyEnv."""
+    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, gymnasium/<id>, envpool/<id>,
+    or my_file:MyEnv."""
     env_kwargs: str | None = None
-    """Arguments of a gymnax id or of your own class, in JSON: '{"size": 8}'."""
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
@@ -425,7 +426,7 @@ def build(args: Args) -> tuple:
     measure(learner, sample) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
-    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
+    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=envs.device_limit(args))
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions, args.env_kwargs)
     if not isinstance(env.action_space, Discrete) or len(env.action_space.nvec) > 1:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")

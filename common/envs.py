@@ -9,6 +9,7 @@ auto-reset, as the protocol `Suite` says; what all suites need is implemented he
 """
 
 import difflib
+import importlib
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Box, Discrete
-from common.run.arguments import UsageError
+from common.run.arguments import UsageError, flag
 from common.suites import gymnax as gymnax_suite, own
 from common.suites.sticky import Sticky
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
 __all__ += ["episode_sums", "make"]
+
+HOST_SUITES = ("gymnasium", "envpool")
 
 
 class Suite(Protocol):
@@ -227,15 +230,52 @@ class LevelEnv(VectorEnv):
 def make(
     env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0, env_kwargs: str | None = None
 ) -> VectorEnv:
-    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`, or
-    `my_file:MyEnv` for a class of one's own.
+    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`,
+    `gymnasium/<id>`, `envpool/<id>`, or `my_file:MyEnv` for a class of one's own.
 
     num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
-    executes its last action again instead of the given one. env_kwargs: arguments of a gymnax id or of one's own class,
-    as JSON.
+    executes its last action again instead of the given one. env_kwargs: arguments of a gymnax id, of one's own class,
+    of gymnasium.make_vec or of envpool.make, as JSON.
     """
+    if on_host(env_id):
+        return copies(_make_host_suite(env_id, sticky_actions, own.parse_kwargs(env_kwargs)), num_envs)
     suite = make_suite(env_id, num_levels, env_kwargs)
-    return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
+    return copies(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
+
+
+def copies(suite: Any, num_envs: int, auto_reset: bool = True) -> VectorEnv:
+    """`num_envs` copies of a suite's environment, on the host if that is where the suite is."""
+    from common.suites.host import HostSuite, HostVectorEnv  # which needs the classes above
+
+    kind = HostVectorEnv if isinstance(suite, HostSuite) else VectorEnv
+    return kind(suite, num_envs, auto_reset)
+
+
+def on_host(env_id: str) -> bool:
+    """Whether these environments run on the host, in Python or C++, and not in JAX."""
+    return env_id.partition("/")[0] in HOST_SUITES
+
+
+def device_limit(args: Any) -> int | None:
+    """The most devices that can train on --env-id: one if it runs on the host, None if any number can."""
+    if not on_host(args.env_id):
+        return None
+    for name, count in (("num_seeds", args.num_seeds), ("num_devices", args.num_devices)):
+        if count is not None and count > 1:
+            advice = "start one run per seed" if name == "num_seeds" else "leave it out"
+            raise UsageError(f"{flag(name)} {count}: {args.env_id} runs on the host, for one of them; {advice}")
+    if args.distributed:
+        raise UsageError(f"--distributed: {args.env_id} runs on the host, of one process; leave it out")
+    return 1
+
+
+def _make_host_suite(env_id: str, sticky_actions: float, kwargs: dict[str, Any]) -> Any:
+    kind = env_id.partition("/")[0]
+    try:
+        return importlib.import_module(f"common.suites.{kind}").make(env_id, kwargs, sticky_actions)
+    except ModuleNotFoundError as error:
+        needed = f"{error.name} is not installed; pip install -r requirements-{kind}.txt"
+        raise UsageError(f"--env-id {env_id}: {needed}") from None
 
 
 def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:
@@ -262,7 +302,7 @@ def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> S
     if env_id.endswith(".py"):
         raise UsageError(f"--env-id {env_id}: is a file; say which class in it, {env_id}:MyEnv")
     if "/" in env_id and suite != "kinetix":
-        known = "gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv for your own"
+        known = "gymnax's ids (CartPole-v1), kinetix/..., gymnasium/..., envpool/... and my_file:MyEnv for your own"
         raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are {known}")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
