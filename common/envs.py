@@ -9,6 +9,7 @@ auto-reset, as the protocol `Suite` says; what all suites need is implemented he
 """
 
 import difflib
+import importlib
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Box, Discrete
-from common.run.arguments import UsageError
+from common.run.arguments import UsageError, flag
 from common.suites import gymnax as gymnax_suite, own
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
 __all__ += ["changes", "episode_sums", "make"]
+
+HOST_SUITES = ("gymnasium", "envpool")
 
 
 class Suite(Protocol):
@@ -159,14 +162,17 @@ class VectorEnv:
         truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not a time-out
         done = terminated | truncated
         length, total_reward = state.length + 1, state.total_reward + reward
-        if self.reward_clip is not None:
-            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        reward = self.clipped(reward)
         obs = final_obs
         if self.auto_reset:
             inner, obs = self._restart(reset_key, done, inner, final_obs)
         episode = Episode(done, length, total_reward, success & done)
         state = VectorState(inner, jnp.where(done, 0, length), jnp.where(done, 0.0, total_reward))
         return state, Step(obs, reward, terminated, truncated, final_obs, episode)
+
+    def clipped(self, reward: jax.Array) -> jax.Array:
+        """The rewards [N] as they are learned from."""
+        return reward if self.reward_clip is None else jnp.clip(reward, -self.reward_clip, self.reward_clip)
 
     def _restart(self, key: jax.Array, done: jax.Array, inner: Any, obs: jax.Array) -> tuple[Any, jax.Array]:
         """Give every finished environment its own fresh state: the k-th of them takes the k-th fresh state.
@@ -244,17 +250,59 @@ def make(
     time_limit: int | None = None,
     reward_clip: float | None = None,
 ) -> VectorEnv:
-    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`, or
-    `my_file:MyEnv` for a class of one's own.
+    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`,
+    `gymnasium/<id>`, `envpool/<id>`, or `my_file:MyEnv` for a class of one's own.
 
-    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of a gymnax id or of one's
-    own class, as JSON. The others are the scripts' flags.
+    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of a gymnax id, of one's own
+    class, of gymnasium.make_vec or of envpool.make, as JSON. The others are the scripts' flags.
     """
+    if on_host(env_id):
+        for name, value in (("frame_stack", frame_stack if frame_stack > 1 else None), ("time_limit", time_limit)):
+            if value is not None:
+                advice = """use --env-kwargs, '{"max_episode_steps": 1000}' or (Atari) '{"stack_num": 4}'"""
+                raise UsageError(f"{flag(name)} {value}: {env_id} runs on the host; {advice}")
+        suite = _make_host_suite(env_id, sticky_actions, own.parse_kwargs(env_kwargs))
+        return copies(suite, num_envs, reward_clip=reward_clip)
     suite = make_suite(env_id, num_levels, env_kwargs)
     suite = Sticky(suite, sticky_actions) if sticky_actions else suite
     suite = FrameStack(suite, frame_stack) if frame_stack > 1 else suite
     suite = TimeLimit(suite, time_limit) if time_limit else suite
-    return VectorEnv(suite, num_envs, reward_clip=reward_clip)
+    return copies(suite, num_envs, reward_clip=reward_clip)
+
+
+def copies(suite: Any, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None) -> VectorEnv:
+    """`num_envs` copies of a suite's environment, on the host if that is where the suite is."""
+    from common.suites.host import HostSuite, HostVectorEnv  # which needs the classes above
+
+    kind = HostVectorEnv if isinstance(suite, HostSuite) else VectorEnv
+    return kind(suite, num_envs, auto_reset, reward_clip)
+
+
+def on_host(env_id: str) -> bool:
+    """Whether these environments run on the host, in Python or C++, and not in JAX."""
+    return env_id.partition("/")[0] in HOST_SUITES
+
+
+def device_limit(args: Any) -> int | None:
+    """The most devices that can train on --env-id: one if it runs on the host, None if any number can."""
+    if not on_host(args.env_id):
+        return None
+    for name, count in (("num_seeds", args.num_seeds), ("num_devices", args.num_devices)):
+        if count is not None and count > 1:
+            advice = "start one run per seed" if name == "num_seeds" else "leave it out"
+            raise UsageError(f"{flag(name)} {count}: {args.env_id} runs on the host, for one of them; {advice}")
+    if args.distributed:
+        raise UsageError(f"--distributed: {args.env_id} runs on the host, of one process; leave it out")
+    return 1
+
+
+def _make_host_suite(env_id: str, sticky_actions: float, kwargs: dict[str, Any]) -> Any:
+    kind = env_id.partition("/")[0]
+    try:
+        return importlib.import_module(f"common.suites.{kind}").make(env_id, kwargs, sticky_actions)
+    except ModuleNotFoundError as error:
+        needed = f"{error.name} is not installed; pip install -r requirements-{kind}.txt"
+        raise UsageError(f"--env-id {env_id}: {needed}") from None
 
 
 def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:
@@ -281,7 +329,7 @@ def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> S
     if env_id.endswith(".py"):
         raise UsageError(f"--env-id {env_id}: is a file; say which class in it, {env_id}:MyEnv")
     if "/" in env_id and suite != "kinetix":
-        known = "gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv for your own"
+        known = "gymnax's ids (CartPole-v1), kinetix/..., gymnasium/..., envpool/... and my_file:MyEnv for your own"
         raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are {known}")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
