@@ -124,6 +124,8 @@ class Policies:
         self._like = init(keys)
         self.axis = int(args.num_seeds > 1)  # of the transitions
         self.updates = checkpoint_updates(self.path / "checkpoints")
+        if not self.updates:
+            raise UsageError(f"{self.where}: has no checkpoint to measure")
 
     def play(self, update: int) -> tuple[Any, Any]:
         """Continues the run from a checkpoint at a learning rate of almost nothing. -> state, and as `sample.batch`

@@ -1,6 +1,7 @@
 """What a policy visits: the observations of real, small runs, and the share of the plane that made-up ones cover."""
 
 import json
+import shutil
 import sys
 from typing import NamedTuple
 
@@ -117,6 +118,9 @@ def test_what_a_run_folder_names_is_not_run(monkeypatch, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
     assert visited.observations(tmp_path, Cell("ppo", "run", (), 8)).shape == (1, 24, 4)
     assert "planted" not in sys.modules
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UsageError, match="run: has no checkpoint to measure"):
+        visited.measurements(tmp_path, Cell("ppo", "run", (), 8))
 
 
 @pytest.mark.parametrize("there, chosen", [
