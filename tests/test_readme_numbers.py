@@ -137,6 +137,14 @@ def breakout():
     yield f"goes from 512 to 8 does not fall back: {lowered:.1f}"
     estimate, low, _ = check("fig_3a", "final score, --com 8 then 512, less 512 kept")
     assert estimate < -0.5 and low < 0  # far below, on Pendulum-v1
+    mean = {name: f"{np.mean(run['return']):.1f}" for name, run in read("exploration")["runs"].items()}
+    bonus = lambda step: mean[f"{step}, bonus 0.05"]  # noqa: E731
+    yield f"ends at {bonus('clip_eps 0.6')}, as high as 0.1 does ({bonus('clip_eps 0.1')})"
+    yield f"without it they have {mean['clip_eps 0.6']} and {mean['clip_eps 0.1']}"
+    yield f"`--com 8` is not lifted ({bonus('com 8')}), but with this bonus `--com 512` is no longer surely ahead"
+    yield f"({bonus('com 512')}), and neither reaches the {mean['com 512']} of 512 without it"
+    decisive = [c["outcome"] for c in read("exploration")["checks"] if c["above"] is not None]
+    assert decisive == ["not enough data", "does not hold"]  # COM, epsilon
     assert sum(x > 7 for x in weak) == 3 and read("fig_1a_breakout")["verdict"] == "does not hold"
 
 
