@@ -225,7 +225,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
 
 
 def environment(flags: dict[str, Any]) -> str:
-    sticky = flags.get("sticky_actions")
+    sticky = flags.get("sticky_actions", 0.0)
     return flags["env_id"] + f" (sticky actions {sticky:g})" * bool(sticky)
 
 

@@ -627,6 +627,7 @@ def test_of_what_has_a_run_missing_nothing_is_drawn(worlds, tmp_path):
 def test_a_caption_says_in_place_of_which_environments(monkeypatch, worlds, tmp_path, name):
     caption, title, summary = drawn(monkeypatch, tmp_path, name, worlds("true", 1) / "laptop")
     suite, games = ("Procgen", LAPTOP.others) if name == "B7" else ("Atari-10", LAPTOP.games)
+    games = [f"{game} (sticky actions 0.1)" if game in STICKY else game for game in games]
     assert caption.startswith(f"{', '.join(games)} in place of {suite}, 1 seed.") and "not enough data" not in caption
     assert ("principal components in place of UMAP, which is not installed" in caption) == (name in ("B2", "B9"))
     assert title == FIGURES[name].title and summary["paper"] == "Mayor et al. 2025"
