@@ -34,24 +34,25 @@ class Counting(gymnasium.Env):
 
 
 class Pixels(gymnasium.Env):
-    """A stack of two pictures of 36 x 40 pixels, of which one is lit: the first if the action was 0. 6 steps."""
+    """A stack of two pictures of 36 x 40 pixels, of which one is lit, and the action has to say which. 6 steps."""
 
     observation_space = spaces.Box(0, 255, (2, 36, 40), np.uint8)
     action_space = spaces.Discrete(2)
 
-    def observe(self, which):
+    def observe(self):
+        self.lit = self.np_random.integers(2)
         obs = np.zeros((2, 36, 40), np.uint8)
-        obs[which, 1, 2] = 200
+        obs[self.lit, 1:9, 2:7] = 200
         return obs
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
-        return self.observe(0), {}
+        return self.observe(), {}
 
     def step(self, action):
-        self.time += 1
-        return self.observe(action), float(action), False, self.time == 6, {}
+        reward, self.time = float(action == self.lit), self.time + 1
+        return self.observe(), reward, False, self.time == 6, {}
 
 
 class Spaces(gymnasium.Env):

@@ -1,6 +1,8 @@
 """Environments on the host, --env-id gymnasium/... and envpool/...: a transition is never lost, doubled or wrong."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import ppo
 import ppo_ewma
 import pqn
 from common import envs, evaluation
-from common.run import devices, run as runs
+from common.run import arguments, devices, run as runs
 from common.run.arguments import UsageError
 
 pytest.importorskip("gymnasium")
@@ -129,8 +131,10 @@ def test_spaces_are_translated(kinds):
 def test_pixels_have_their_channels_last_and_stay_bytes():
     env = envs.make("gymnasium/counting:Pixels-v0", 2)
     assert env.obs_shape == (36, 40, 2) and env.obs_dtype == np.uint8
-    _, outs, _ = play(env, jnp.array([[[0], [1]]]))
-    assert np.argwhere(outs.obs[0]).tolist() == [[0, 1, 2, 0], [1, 1, 2, 1]] and outs.obs.max() == 200
+    _, outs, _ = play(env, jnp.zeros((5, 2, 1), jnp.int32))
+    lit = [one.lit for one in inner(env)]
+    for obs, channel in zip(outs.obs[-1], lit, strict=True):
+        assert (obs[1:9, 2:7, channel] == 200).all() and obs.sum() == 200 * 40
 
 
 def test_an_evaluation_plays_one_episode_in_each_of_its_own_environments():
@@ -252,10 +256,34 @@ def test_a_suite_that_is_not_installed_says_what_to_install(monkeypatch, kind):
 
 
 def test_a_script_learns_from_pixels(tmp_path):
-    args = dict(SMALL, num_envs=4, num_steps=4, minibatch_size=8, env_id="gymnasium/counting:Pixels-v0")
-    args |= dict(network="nature", total_timesteps=16, num_eval_episodes=0, update_epochs=1, plasticity_every=1)
-    (line,) = lines(ppo.train(ppo.Args(**args, runs_dir=str(tmp_path))))
-    assert line["outer/kl"] > 0 and line["plasticity/feature_rank"] >= 1
+    args = ppo.Args(
+        **dict(SMALL, num_envs=8, num_steps=24, minibatch_size=48, hidden_sizes=(32,), num_eval_episodes=0),
+        **dict(env_id="gymnasium/counting:Pixels-v0", network="nature", shared_encoder=True, activation="relu"),
+        **dict(total_timesteps=12 * 192, runs_dir=str(tmp_path), log_every=4),
+    )
+    first, _, last = lines(ppo.train(args))
+    assert first["charts/episodic_return"] < 4.5 and last["charts/episodic_return"] > 5.5
+
+
+def test_the_page_is_true(tmp_path, monkeypatch):
+    """docs/host.md: its module works, its commands are accepted, and it quotes errors as they are."""
+    page = (ROOT / "docs/host.md").read_text()
+    (module,) = re.findall(r"```python\n(.+?)```", page, re.S)
+    (tmp_path / "my_module.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    commands = re.findall(r"^python ppo.py (.+)$", page, re.M)
+    args = [arguments.parse(ppo.Args, "", shlex.split(command)) for command in commands]
+    assert [each.env_id.partition("/")[0] for each in args] == ["gymnasium", "envpool", "gymnasium", "envpool"]
+    env = envs.make(args[2].env_id, 2, env_kwargs=args[2].env_kwargs)
+    (_, _), outs, _ = play(env, jnp.zeros((51, 2, 1), jnp.int32))
+    assert inner(env)[0].size == 6 and outs.truncated.any() and outs.episode.length.max() == 50
+    quoted = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
+    flags = [["--env-id", id] for id in ("gymnasium/CratPole-v1", "gymnasium/Blackjack-v1")]
+    for words, line in zip([*flags, ["--num-seeds", "2", "--env-id", "gymnasium/CartPole-v1"]], quoted, strict=True):
+        with pytest.raises(UsageError) as error:
+            ppo.build(arguments.parse(ppo.Args, "", words))
+        assert str(error.value) == line
 
 
 # envpool

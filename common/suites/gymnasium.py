@@ -33,7 +33,8 @@ def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
         advice = (
             f"did you mean {', '.join(near)}?" if near else "my_module:MyEnv-v0 imports my_module, which registers it"
         )
-        raise UsageError(f"{where}: {' '.join(str(error).split()).rstrip('.?')}; {advice}") from None
+        told = " ".join(str(error).split()).partition(" Did you mean")[0].rstrip(".")
+        raise UsageError(f"{where}: {told}; {advice}") from None
     return HostSuite(env_id, partial(Environments, registered), kwargs, sticky)
 
 
@@ -44,7 +45,10 @@ class Environments:
         import gymnasium
 
         # Not reset by themselves, in which mode the last observation may be one that the reset has overwritten.
-        options = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED} | kwargs.get("vector_kwargs", {})
+        options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+        if kwargs.get("vectorization_mode") == "async":
+            options["context"] = "forkserver"  # a fork of this process would hold its threads' locks and our signals
+        options |= kwargs.get("vector_kwargs", {})
         kwargs = {"vectorization_mode": "sync"} | kwargs | {"vector_kwargs": options}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on precision, and on newer versions
