@@ -477,7 +477,10 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, monkeypatch, capsys
         ("my_file:", ["must be FILE:NAME, such as my_file:MyEnv"]),
         (":Walk", ["must be FILE:NAME"]),
         ("my_file.py", ["is a file; say which class in it, my_file.py:MyEnv"]),
-        ("foo/Bar", ["no suite 'foo'; there are gymnax's ids (CartPole-v1), kinetix/... and my_file:MyEnv"]),
+        (
+            "foo/Bar",
+            ["no suite 'foo'; there are gymnax's ids (CartPole-v1), kinetix/..., gymnasium/..., envpool/... and my_f"],
+        ),
     ],
 )
 def test_what_is_not_found_is_one_line(here, monkeypatch, capsys, env_id, said):

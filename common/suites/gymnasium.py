@@ -29,7 +29,7 @@ def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
     try:
         gymnasium.spec(registered)
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(registered, gymnasium.registry, n=4, cutoff=0.5)
+        near = difflib.get_close_matches(registered, gymnasium.registry, n=2, cutoff=0.5)
         advice = (
             f"did you mean {', '.join(near)}?" if near else "my_module:MyEnv-v0 imports my_module, which registers it"
         )
