@@ -5,11 +5,13 @@
     python figures.py 5a --dry-run                         # only prints the commands
     python figures.py B1a B3                               # figures 1a and 3 of paper B
     python figures.py 1a 3a 5a --preset paper --launch slurm
+    python figures.py --tally                              # counts the claims that hold
 
 Figures of Beukman et al. 2026 (paper A) keep their numbers; those of Mayor et al. 2025 (paper B) have a B in front.
 experiments/ defines each figure: a grid of runs (each is one command of one script), a picture of them, and checks of
 the claim, which compare statistics and their 95 % intervals over seeds with thresholds. The claim holds if all checks
-hold. A finished run is never repeated; an interrupted one resumes from its checkpoint. See docs/figures.md.
+hold; it is not applicable if what it supposes is not so in the preset. A finished run is never repeated; an interrupted
+one resumes from its checkpoint. See docs/figures.md.
 """
 
 import datetime
@@ -19,6 +21,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,10 +35,12 @@ from common.run.run import main as run_main
 from common.run.tracking import say
 from experiments import grid, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
 from experiments.data import Data, performance
-from experiments.verdicts import verdict
+from experiments.verdicts import OUTCOMES, Outcome, together, verdict
 
 PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
+ON_CPUS = ("laptop", "breakout")  # presets
+PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", paper_b: "paper B"}
 
 
 def in_order(name: str) -> tuple:
@@ -51,10 +56,12 @@ FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_or
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
+    tally: bool = False
+    """Count the claims by verdict, as in the results folder, and do nothing else."""
     dry_run: bool = False
     """Print the commands of the missing runs and do nothing else."""
     launch: Literal["here", "slurm", "none"] = "here"
@@ -62,7 +69,7 @@ class Args:
     only: str | None = None
     """Run only this one of the missing runs and draw nothing (for the arrays of --launch slurm)."""
     jobs: arguments.Positive[int] | None = None
-    """How many runs go at once, each on its share of the cores; by default one per core with preset laptop, else 1."""
+    """How many runs go at once, each on its share of the cores; by default one per core on a laptop, else 1."""
     runs_dir: str = "runs/figures"
     """Folder for the runs, with a subfolder for each preset."""
     results_dir: str = "results"
@@ -75,9 +82,13 @@ class Args:
             close = difflib.get_close_matches(unknown[0], FIGURES, n=3, cutoff=0.3)
             near = f"; do you mean {' or '.join(close)}?" if close else ""
             raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
-        if not self.figures and not self.list_:
+        if not self.figures and not self.list_ and not self.tally:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
-        if (self.jobs or 1) > 1 and self.preset != "laptop":
+        for name in set(self.figures) - {"all"}:
+            if self.preset not in PRESETS[PAPERS[name]]:
+                known = ", ".join(PRESETS[PAPERS[name]])
+                raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
+        if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
             raise UsageError(
                 f"--jobs {self.jobs}: runs of preset {self.preset} would share a GPU; start the same command once for "
                 "each GPU, with CUDA_VISIBLE_DEVICES=0, 1, ...: they share the runs out; or use --launch slurm"
@@ -85,8 +96,11 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        if "all" in self.figures or not self.figures:  # except figures that this preset cannot run
-            return [name for name in FIGURES if self.list_ or not PRESETS[PAPERS[name]][self.preset].missing]
+        if self.list_ and not self.figures:
+            return list(FIGURES)
+        if "all" in self.figures:  # except figures that this preset does not have or cannot run
+            presets = {name: PRESETS[PAPERS[name]].get(self.preset) for name in FIGURES}
+            return [name for name, preset in presets.items() if self.list_ or (preset and not preset.missing)]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
@@ -113,6 +127,8 @@ def main(args: Args) -> None:
     folder = Path(args.runs_dir) / args.preset
     if args.list_:
         return list_figures(args)
+    if args.tally:
+        return print(tally(args.preset, Path(args.results_dir)))
     cells = grid.with_sources([cell for name in args.names for cell in cells_of(name, args.preset).values()])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
     if args.only is not None:
@@ -153,7 +169,7 @@ def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
 
 def default_jobs(preset: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores if preset == "laptop" else 1
+    return cores if preset in ON_CPUS else 1
 
 
 def output(name: str, args: Args) -> Path:
@@ -171,7 +187,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
     unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
     found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
-    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(dict(cell.flags)["env_id"] for cell in needed))
+    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(environment(dict(cell.flags)) for cell in needed))
     where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
@@ -202,10 +218,15 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "drawn_last": last_points(shown),
         "runs": {str(key): describe(data, cell, folder) for key, cell in cells.items()},
     }
-    out.with_name(out.name + ".json").write_text(json.dumps(rounded(summary), indent=1) + "\n")
+    out.with_name(out.name + ".json").write_text(compact(json.dumps(rounded(summary), indent=1)) + "\n")
     print(f"figure {name}: {found} ({out}.png)")
     for check in checks:
         print(f"  {check}")
+
+
+def environment(flags: dict[str, Any]) -> str:
+    sticky = flags.get("sticky_actions", 0.0)
+    return flags["env_id"] + f" (sticky actions {sticky:g})" * bool(sticky)
 
 
 def last_points(shown: Any) -> dict[str, Any]:
@@ -247,17 +268,49 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     }
 
 
-def rounded(value: Any) -> Any:
-    """Prepares a value for JSON: rounds to four digits and turns what is not finite into null."""
+def rounded(value: Any, digits: int = 4) -> Any:
+    """Prepares a value for JSON: rounds to so many digits and turns what is not finite into null. Samples keep two
+    more, so that what is computed from them is right to four."""
     if isinstance(value, dict):
-        return {str(k): rounded(v) for k, v in value.items()}
+        return {str(k): rounded(v, 6 if k == "samples" else digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(v) for v in value]
+        return [rounded(v, digits) for v in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return rounded(value.tolist())
+        return rounded(value.tolist(), digits)
     if isinstance(value, float):
-        return float(f"{value:.4g}") if np.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
     return value
+
+
+def compact(text: str) -> str:
+    """Puts each list of numbers in indented JSON on one line."""
+    return re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
+
+
+def tally(preset: str, results: Path) -> str:
+    """Returns a table of how many claims have which verdict. Figures that check the same claim on the same runs count
+    once, by what their checks say together."""
+    verdicts = (*OUTCOMES, "not run")
+    rows = ["| | figures | claims | " + " | ".join(verdicts) + " |", "|---" * (3 + len(verdicts)) + "|"]
+    for paper, label in PARTS.items():
+        if preset not in PRESETS[paper]:
+            continue
+        claims: dict[str, list[Outcome]] = {}
+        for name, figure in paper.FIGURES.items():
+            claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, results)]))
+        counts = Counter(together(found) if found else "not run" for found in claims.values())
+        cells = [label, len(paper.FIGURES), len(claims), *(counts[found] for found in verdicts)]
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def verdict_of(name: str, preset: str, results: Path) -> Outcome | None:
+    """Reads a figure's verdict, if it has been drawn."""
+    path = output(name, Args((name,), preset=preset, results_dir=str(results)))
+    try:
+        return json.loads(path.with_name(path.name + ".json").read_text())["verdict"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def list_figures(args: Args) -> None:
@@ -280,12 +333,8 @@ def list_figures(args: Args) -> None:
 
 
 def result(name: str, preset: str, args: Args) -> str:
-    out = output(name, replace(args, preset=preset))
-    try:
-        found = json.loads(out.with_name(out.name + ".json").read_text())["verdict"]
-    except (OSError, ValueError, KeyError):
-        return ""
-    return f", {out}.png: {found}"
+    found = verdict_of(name, preset, Path(args.results_dir))
+    return f", {output(name, replace(args, preset=preset))}.png: {found}" if found else ""
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
 from common.actions import Categorical, Discrete
+from common.convolutions import CONVOLUTIONS
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics
 from common.products import PRODUCTS
 from common.run import arguments, checkpoints, devices, memory
@@ -57,11 +58,17 @@ class Args(RunArgs):
     env_id: str = "Breakout-MinAtar"
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
     env_kwargs: str | None = None
-    """Arguments of the environment, in JSON: '{"size": 8}'."""
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
     """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
+    frame_stack: Positive[int] = 1
+    """How many of the last observations the policy sees, side by side along the last axis."""
+    time_limit: Positive[int] | None = None
+    """Truncate episodes after this many steps; what would have come is estimated by the value."""
+    reward_clip: Positive[float] | None = None
+    """Train on rewards within plus and minus this; logged returns are the environment's."""
     norm_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
     norm_reward: bool = False
@@ -106,8 +113,9 @@ class Args(RunArgs):
     """Gradients are scaled down to this global norm."""
 
     # --- network ---
-    network: Literal["mlp", "cnn"] = "mlp"
-    """cnn: a 3x3 convolution with 16 channels before the hidden layers, for image-like observations."""
+    network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
+    """What is before the hidden layers. cnn: a 3x3 convolution with 16 channels, for image-like observations; nature,
+    impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (128, 128)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "relu"
@@ -138,17 +146,30 @@ class QNetwork(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
-        normalise = nn.LayerNorm if self.args.layer_norm else lambda: lambda x: x
-        x = obs.astype(jnp.float32)
+        activate = lambda x: activation(nn.LayerNorm()(x) if self.args.layer_norm else x)  # noqa: E731
+        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
             height, width = x.shape[1] - 2, x.shape[2] - 2
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(normalise()(dense(16, name="conv")(jnp.concatenate(views, axis=-1))))
+            x = activate(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
+        if self.args.network == "nature":
+            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = activate(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
+                self.sow("intermediates", "hidden", x)
+        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
+            for channels in (16, 32, 32):
+                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
+                for _ in range(2):
+                    y = activate(conv(channels, (3, 3), padding=1)(activate(x)))
+                    self.sow("intermediates", "hidden", y)
+                    x = x + conv(channels, (3, 3), padding=1)(y)
+            x = activate(x)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
-            x = activation(normalise()(dense(size)(x)))
+            x = activate(dense(size)(x))
             self.sow("intermediates", "hidden", x)
         return nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0), name="q")(x)
 
@@ -410,12 +431,14 @@ def build(args: Args) -> tuple:
     measure(learner, sample) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
-    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size)
-    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.sticky_actions, args.env_kwargs)
+    chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=envs.device_limit(args))
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     if not isinstance(env.action_space, Discrete) or len(env.action_space.nvec) > 1:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")
-    if args.network == "cnn" and len(env.obs_shape) != 3:
-        raise UsageError(f"--network cnn: {args.env_id} has observations of shape {env.obs_shape}; use mlp")
+    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
+    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
+        needs = f"needs images of at least {least} x {least}"
+        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = QNetwork(args, env.action_space.nvec[0]), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
@@ -435,9 +458,11 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: value, reward, final_value, target. Activations: 3 x the widest layer; a CNN's views.
-    activations = 3 * max(args.hidden_sizes) + (9 * int(np.prod(env.obs_shape)) if args.network == "cnn" else 0)
-    memory.check(args, env, shapes, floats=4, activations=activations)
+    # Floats: value, reward, final_value, target. Activations: 3 x the widest layer; those of
+    # convolutions, in sizes of an observation.
+    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
+    activations = 3 * max(args.hidden_sizes) + views * int(np.prod(env.obs_shape))
+    memory.check(args, env, shapes, floats=4, activations=activations, sample=KL_SAMPLE)
     print(arguments.describe(args))
 
     state = init(keys)

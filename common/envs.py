@@ -5,7 +5,8 @@
     state, step = env.step(key, state, action)
 
 Everything has a leading `num_envs` axis. A suite (common/suites/*.py) provides a single environment without
-auto-reset, as the protocol `Suite` says; what all suites need is implemented here.
+auto-reset, as the protocol `Suite` says; what all suites need is implemented here. Environments that are not written in
+JAX have a VectorEnv of their own (common/suites/host.py).
 """
 
 import difflib
@@ -19,25 +20,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Box, Discrete
-from common.run.arguments import UsageError
+from common.run.arguments import UsageError, flag
 from common.suites import gymnax as gymnax_suite, own
-from common.suites.sticky import Sticky
+from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
-__all__ += ["episode_sums", "make"]
-
+__all__ += ["changes", "episode_sums", "make"]
 
 # Where --env-id looks besides in files of the user's: common/suites/<suite>.py. With an example of each.
 SUITES = {
     "gymnax": "CartPole-v1",
     "kinetix": "kinetix/locomotion",
+    "gymnasium": "gymnasium/CartPole-v1",
+    "envpool": "envpool/Pong-v5",
     "xminigrid": "xminigrid/MiniGrid-DoorKey-8x8",
     "craftax": "craftax/Craftax-Classic-Symbolic-v1",
     "brax": "brax/ant",
     "playground": "playground/CartpoleBalance",
 }
-# The suites that need a requirements-<suite>.txt of their own, with the packages that they import.
-OPTIONAL = {"xminigrid": "xminigrid", "craftax": "craftax", "brax": "brax", "playground": "mujoco_playground"}
+# The suites with a requirements-<suite>.txt of their own, and the packages that they import.
+OPTIONAL = {suite: suite for suite in SUITES if suite not in ("gymnax", "kinetix")}
+OPTIONAL["playground"] = "mujoco_playground"
+HOST_SUITES = ("gymnasium", "envpool")
 
 
 class Suite(Protocol):
@@ -118,10 +122,12 @@ def where(mask: jax.Array, yes: Any, no: Any) -> Any:
 
 class VectorEnv:
     """`num_envs` copies of one suite's environment. Without `auto_reset`, no episode follows one that has ended.
-    Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs."""
+    Evaluation, which plays one episode in each environment, then makes (and compiles) no states that nobody needs.
+    reward_clip: rewards to learn from lie within plus and minus this; the statistics are of the rewards themselves."""
 
-    def __init__(self, suite: Suite, num_envs: int, auto_reset: bool = True):
+    def __init__(self, suite: Suite, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None):
         self.suite = suite
+        self.reward_clip = reward_clip
         self.auto_reset = auto_reset
         self.num_envs = num_envs
         self.obs_shape, self.obs_dtype = suite.obs_shape, suite.obs_dtype
@@ -173,12 +179,17 @@ class VectorEnv:
         truncated = truncated & ~terminated  # a goal reached in the last allowed step is an end, not a time-out
         done = terminated | truncated
         length, total_reward = state.length + 1, state.total_reward + reward
+        reward = self.clipped(reward)
         obs = final_obs
         if self.auto_reset:
             inner, obs = self._restart(reset_key, done, inner, final_obs)
         episode = Episode(done, length, total_reward, success & done)
         state = VectorState(inner, jnp.where(done, 0, length), jnp.where(done, 0.0, total_reward))
         return state, Step(obs, reward, terminated, truncated, final_obs, episode)
+
+    def clipped(self, reward: jax.Array) -> jax.Array:
+        """The rewards [N] as they are learned from."""
+        return reward if self.reward_clip is None else jnp.clip(reward, -self.reward_clip, self.reward_clip)
 
     def _restart(self, key: jax.Array, done: jax.Array, inner: Any, obs: jax.Array) -> tuple[Any, jax.Array]:
         """Give every finished environment its own fresh state: the k-th of them takes the k-th fresh state.
@@ -240,16 +251,73 @@ class LevelEnv(VectorEnv):
         return after._replace(inner=level._replace(state=inner)), out._replace(obs=obs)
 
 
+def changes(args: Any) -> dict[str, Any]:
+    """Those of a script's arguments that change the environment, as `make` takes them."""
+    return {name: getattr(args, name) for name in ("sticky_actions", "frame_stack", "time_limit", "reward_clip")}
+
+
 def make(
-    env_id: str, num_envs: int, num_levels: int = 512, sticky_actions: float = 0.0, env_kwargs: str | None = None
+    env_id: str,
+    num_envs: int,
+    num_levels: int = 512,
+    env_kwargs: str | None = None,
+    *,
+    sticky_actions: float = 0.0,
+    frame_stack: int = 1,
+    time_limit: int | None = None,
+    reward_clip: float | None = None,
 ) -> VectorEnv:
     """Make `env_id`: an id of one of the SUITES, or `my_file:MyEnv` for a class of one's own.
 
-    num_levels: size of the fixed level set of `kinetix/locomotion`. sticky_actions: probability that an environment
-    executes its last action again instead of the given one. env_kwargs: arguments of the environment, as JSON.
+    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of the environment, as JSON.
+    The others are the scripts' flags.
     """
+    if on_host(env_id):
+        for name, value in (("frame_stack", frame_stack if frame_stack > 1 else None), ("time_limit", time_limit)):
+            if value is not None:
+                advice = """use --env-kwargs, '{"max_episode_steps": 1000}' or (Atari) '{"stack_num": 4}'"""
+                raise UsageError(f"{flag(name)} {value}: {env_id} runs on the host; {advice}")
+        suite = _make_host_suite(env_id, sticky_actions, own.parse_kwargs(env_kwargs))
+        return copies(suite, num_envs, reward_clip=reward_clip)
     suite = make_suite(env_id, num_levels, env_kwargs)
-    return VectorEnv(Sticky(suite, sticky_actions) if sticky_actions else suite, num_envs)
+    suite = Sticky(suite, sticky_actions) if sticky_actions else suite
+    suite = FrameStack(suite, frame_stack) if frame_stack > 1 else suite
+    suite = TimeLimit(suite, time_limit) if time_limit else suite
+    return copies(suite, num_envs, reward_clip=reward_clip)
+
+
+def copies(suite: Any, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None) -> VectorEnv:
+    """`num_envs` copies of a suite's environment, on the host if that is where the suite is."""
+    from common.suites.host import HostSuite, HostVectorEnv  # which needs the classes above
+
+    kind = HostVectorEnv if isinstance(suite, HostSuite) else VectorEnv
+    return kind(suite, num_envs, auto_reset, reward_clip)
+
+
+def on_host(env_id: str) -> bool:
+    """Whether these environments run on the host, in Python or C++, and not in JAX."""
+    return env_id.partition("/")[0] in HOST_SUITES
+
+
+def device_limit(args: Any) -> int | None:
+    """The most devices that can train on --env-id: one if it runs on the host, None if any number can."""
+    if not on_host(args.env_id):
+        return None
+    for name, count in (("num_seeds", args.num_seeds), ("num_devices", args.num_devices)):
+        if count is not None and count > 1:
+            advice = "start one run per seed" if name == "num_seeds" else "leave it out"
+            raise UsageError(f"{flag(name)} {count}: {args.env_id} runs on the host, for one of them; {advice}")
+    if args.distributed:
+        raise UsageError(f"--distributed: {args.env_id} runs on the host, of one process; leave it out")
+    return 1
+
+
+def _make_host_suite(env_id: str, sticky_actions: float, kwargs: dict[str, Any]) -> Any:
+    kind = env_id.partition("/")[0]
+    try:
+        return importlib.import_module(f"common.suites.{kind}").make(env_id, kwargs, sticky_actions)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--env-id {env_id}: {missing(error, kind)}") from None
 
 
 def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:

@@ -20,7 +20,7 @@ def play(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> envs.Episod
     Taking the episodes that end within some time would over-represent short ones. If the suite has a fixed set of
     levels, episode i is played on level i % num_levels.
     """
-    env = envs.VectorEnv(suite, num_episodes, auto_reset=False)
+    env = envs.copies(suite, num_episodes, auto_reset=False)
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs))
     nothing = envs.Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
@@ -92,7 +92,7 @@ def on_one_device(tree: Any) -> Any:
 
 def record(suite: Any, levels: Sequence[int | None], act: Act, key: jax.Array) -> list[list[np.ndarray]]:
     """Pictures [H, W, 3] uint8 of an episode on each of these levels; [None] is an episode as in training."""
-    env = envs.VectorEnv(suite, len(levels), auto_reset=False)
+    env = envs.copies(suite, len(levels), auto_reset=False)
     key, reset_key = jax.random.split(key)
     reset = jax.jit(env.reset) if None in levels else partial(jax.jit(env.reset_to), levels=jnp.array(levels))
     return _record(env, reset(reset_key), act, key, max_frames=1000)

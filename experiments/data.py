@@ -20,6 +20,7 @@ class Figure(NamedTuple):
     cells: Callable[[Any], dict[Any, Cell]]  # takes a preset
     show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
     suite: str | None = None  # the paper's environments, if only the preset `paper` has them
+    repeats: str | None = None  # the figure whose claim it checks once more, on the same runs
 
 
 def register(
@@ -30,12 +31,13 @@ def register(
     claim: str,
     cells: Callable[[Any], dict[Any, Cell]],
     suite: str | None = None,
+    repeats: str | None = None,
     **how: Any,
 ) -> Callable[[Callable], Callable]:
     """Returns a decorator that adds a figure to `figures`. It decorates the figure's `show`, which receives `how`."""
 
     def add(show: Callable) -> Callable:
-        figures[name] = Figure(title, claim, cells, partial(show, **how), suite)
+        figures[name] = Figure(title, claim, cells, partial(show, **how), suite, repeats)
         return show
 
     return add

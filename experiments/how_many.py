@@ -153,24 +153,32 @@ class Program:
     """A script's update for some arguments, as its own `build` makes it."""
 
     def __init__(self, script: ModuleType, args: Any):
-        self.args, _, _, _, self._step, _, _ = script.build(args)
+        self.args, _, self.network, _, self._step, _, _ = script.build(args)
         self._state, self._compiled = script.TrainState, None
 
-    def update(self, learner: Any, environments: Any, key: int, previous: Any = None) -> tuple[Any, dict, float]:
-        """One update from a learner, with copies of the environments [n, ...]. -> learner, metrics, seconds."""
+    def start(self, learner: Any, environments: Any, key: int, previous: Any) -> Any:
+        """The state from which a learner goes on, with copies of the environments [n, ...]."""
         args, shape = self.args, (self.args.num_rollout_chunks, -1)
         there = len(jax.tree.leaves(environments)[0])
         copies = np.random.default_rng(key).permutation(max(there, args.num_envs))[: args.num_envs] % there
         spread = jax.tree.map(lambda x: x[copies].reshape(*shape, *x.shape[1:]), environments)
-        previous = learner.params if previous is None else previous
         # Copies: the program takes over the memory of its state, and JAX does not copy NumPy's by itself.
         state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
         if self._compiled is None:
             self._compiled = self._step.lower(state).compile()
             memory.give_back()
+        return state
+
+    def step(self, state: Any) -> tuple[Any, dict[str, Any], Any]:
+        """One update. -> state, metrics, sample, as from the script."""
+        state, metrics, sample = self._compiled(state)
+        return state, jax.device_get(metrics), sample
+
+    def update(self, learner: Any, environments: Any, key: int, previous: Any = None) -> tuple[Any, dict, float]:
+        """One update from a learner. -> learner, metrics, seconds."""
+        state = self.start(learner, environments, key, learner.params if previous is None else previous)
         began = time.perf_counter()
-        state, metrics, _ = self._compiled(state)
-        metrics = jax.device_get(metrics)
+        state, metrics, _ = self.step(state)
         return state.learner, metrics, time.perf_counter() - began
 
 

@@ -1,7 +1,7 @@
 """Branches of a run, each with one thing changed: which of them lifts the return above the unchanged one?"""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,8 +87,10 @@ def cells_of(
             total = updates * flags["num_envs"] * args.num_steps
             flags |= {"total_timesteps": total, "seed": seed, "num_seeds": args.num_seeds if together else 1}
             flags |= {"log_every": max(1, updates // 100)}
-            flags |= {} if fresh else {"init_from": run}
-            cells[name, seed] = grid.named(lever.script or script, flags, {"lever": name, "seed": seed}, updates)
+            # The branches lie in the run's folder, so its name is enough: its path may be spelled in several ways.
+            told = {} if fresh else {"init_from": Path(run).name}
+            cell = grid.named(lever.script or script, flags | told, {"lever": name, "seed": seed}, updates)
+            cells[name, seed] = replace(cell, flags=tuple((flags | ({} if fresh else {"init_from": run})).items()))
     return cells
 
 

@@ -71,6 +71,7 @@ def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -
     title="Regularisation by COM",
     claim="Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
     cells=paper_a_runs.com_cells,
+    repeats="1a",
     flag="--com",
 )
 @figure(
@@ -107,6 +108,7 @@ def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
     title="KL of an update, PPO-EWMA",
     claim="With a low COM the policy goes on moving far in every update while the performance stagnates.",
     cells=paper_a_runs.com_cells,
+    repeats="2b",
     key="outer/kl",
 )
 def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
@@ -127,6 +129,7 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
     title="Size of each update, noisy gradient descent",
     claim="With too large a step the updates stay large while the loss stagnates.",
     cells=paper_a_runs.bowl_cells,
+    repeats="1b",
 )
 def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     """Checks that a step on the plateau keeps its size and exceeds the distance to the optimum."""
@@ -363,19 +366,21 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     cells=paper_a_runs.ddr_cells,
 )
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget.
+    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget; and the medians
+    and quartiles of eight equally large groups of dots.
 
     In the checks, a sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those
     that are compared."""
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     dots = {
         budget: np.stack([up_to(d, run, budget) for run in cells.values()]) for budget in budgets
-    }  # [runs, seeds, 2]
+    }  # [runs, seeds, 3]
     scale = d.p.high - d.p.low
     lines = [
         Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
         for budget, xy in dots.items()
     ]
+    lines += [Line(line.label, *grouped(line.x, line.y[:, 0]), "interval points") for line in lines]
     ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
     fifths = np.array_split(np.argsort(ddr), 5)
     chosen, tested = (
@@ -388,14 +393,44 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
         difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
         difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
         peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
+        collapse(dots[budgets[-1]].mean(1)),
     ]
-    how = "Each dot is one seed of one run: best running mean of the return, median DDR"
+    how = "Dots: best running mean of the return and median DDR of each seed. Lines: medians and quartiles of eighths"
     return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
 
 
+def grouped(x: np.ndarray, y: np.ndarray, groups: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts dots [n] into equal groups by x. -> medians of x [groups], medians and quartiles of y [groups, 3]."""
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    parts = [i for i in np.array_split(known[np.argsort(x[known])], groups) if len(i)]
+    quartiles = [np.quantile(y[i], [0.5, 0.25, 0.75]) for i in parts]
+    return np.array([np.median(x[i]) for i in parts]), np.array(quartiles).reshape(-1, 3)
+
+
+def collapse(dots: np.ndarray) -> Check:
+    """Reports whether fresh / own gain says more than the DDR about how well a run does: the share of the variance of
+    the best scores that lies between fifths of the runs by one, less the same by the other. dots: [runs, 3], as from
+    `up_to`. The interval is a bootstrap over runs."""
+
+    def more(dots: np.ndarray) -> float:
+        ddr, score, quotient = dots.T
+        within = [sum(score[i].var() * i.size for i in np.array_split(np.argsort(x), 5)) for x in (quotient, ddr)]
+        return (within[1] - within[0]) / (score.var() * score.size)
+
+    what = "variance of the best score between fifths by fresh / own gain, less by DDR"
+    dots = dots[np.isfinite(dots).all(1)]
+    if len(dots) < 10:
+        return Check(what, np.nan, np.nan, np.nan)
+    how = "share of the variance of the scores (second column) between fifths of the runs (rows) by the third column, "
+    how += "less the same by the first; 95 % interval of a bootstrap over runs"
+    chosen = np.random.default_rng(0).integers(len(dots), size=(1000, len(dots)))
+    low, high = np.percentile([more(dots[i]) for i in chosen], [2.5, 97.5])
+    return Check(what, more(dots), low, high, samples=(dots,), how=how)
+
+
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
-    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 2]: DDR, score. The
-    interval is a bootstrap over runs, the same ones at both budgets."""
+    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 3], as from `up_to`.
+    The interval is a bootstrap over runs, the same ones at both budgets."""
 
     def peak(dots: np.ndarray) -> float:
         return np.log10(dots[np.argsort(dots[:, 1])[-max(1, len(dots) // 5) :], 0]).mean()
@@ -403,19 +438,27 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
     chosen = np.random.default_rng(0).integers(len(first), size=(1000, len(first)))
     low, high = np.percentile([peak(last[i]) - peak(first[i]) for i in chosen], [2.5, 97.5])
     what = "log10 DDR of the best fifth of the runs, largest budget less smallest"
-    return Check(what, float(peak(last) - peak(first)), float(low), float(high), above=0.0)
+    how = "mean log10 of the DDR (first column) of the fifth with the best scores (second), last sample less first; "
+    how += "95 % interval of a bootstrap over runs (rows)"
+    found = float(peak(last) - peak(first)), float(low), float(high)
+    return Check(what, *found, above=0.0, samples=(first, last), how=how)
 
 
 def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
-    """Returns [seeds, 2]: median DDR and best score (running mean) within the first `budget` steps."""
+    """Returns [seeds, 3]: median DDR, best score (running mean), and the sum of the gains on fresh transitions over
+    that of the updates' own gains, within the first `budget` steps."""
     lines = [line for line in d.lines(run) if line["global_step"] <= budget]
-    _, ddr = plots.series(lines, "outer/ddr")
-    _, score = plots.series(lines, d.p.performance)
+    ddr, score, fresh, own = (
+        plots.series(lines, key)[1] for key in ("outer/ddr", d.p.performance, "outer/fresh_gain", "outer/own_gain")
+    )
+    seeds = dict(run.flags)["num_seeds"]
     if not len(ddr) or not len(score):
-        return np.full((dict(run.flags)["num_seeds"], 2), np.nan)
+        return np.full((seeds, 3), np.nan)
+    # Runs that were made before the gains were logged have none.
+    quotient = np.nansum(fresh, 0) / np.nansum(own, 0) if len(fresh) else np.full(seeds, np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
     ddr = np.where(ddr > 0, ddr, np.nan)  # a KL below float32's precision may come out negative
-    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0)], axis=1)
+    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0), quotient], axis=1)
 
 
 def recipe_checks(d: Data, cells: Cells) -> list[Check]:
@@ -458,6 +501,7 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
         "clearly worse where minibatches are small."
     ),
     cells=paper_a_runs.recipe_cells,
+    repeats="9",
 )
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     recipes, envs = parts(cells, 0), parts(cells, 1)
@@ -470,20 +514,27 @@ def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     "13",
     title="Speed of the three recipes",
     claim="There is little difference in speed where the task is bound by sampling.",
-    cells=paper_a_runs.recipe_cells,
+    cells=paper_a_runs.speed_cells,
 )
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
-    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds."""
-    recipes, envs = parts(cells, 0), parts(cells, 1)
+    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds.
+
+    The premise: sampling, or whatever else is not an epoch, takes more than half of an update's time. Of t(E) = a + bE
+    the epochs have less than half if t(E / 2) > 3/4 t(E)."""
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
     speeds = {
         key: d.p.scaled_seeds * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
         for key, run in cells.items()
     }
+    half = np.log10(speeds.pop("half the epochs"))
+    cells = {key: cells[key] for key in speeds}
+    recipes, envs = parts(cells, 0), parts(cells, 1)
     x = np.array(envs, np.float64)
     lines = [Line(f"--scaling {r}", x, np.array([speeds[r, n] for n in envs]), "points") for r in recipes]
-    checks = []
-    for n in (n for n in envs if n != d.p.base["num_envs"]):
+    what, base = "log10 of the speed with half the epochs over that with all", d.p.base["num_envs"]
+    epochs = difference(what, half, np.log10(speeds[recipes[0], base]), below=np.log10(4 / 3))
+    checks = [epochs._replace(premise=True)]
+    for n in (n for n in envs if n != base):
         logs = {recipe: np.log10(speeds[recipe, n]) for recipe in recipes}
         fast, slow = (f(logs, key=lambda recipe: logs[recipe].mean()) for f in (max, min))
         what = f"log10 of the speed, {n} environments, {fast} over {slow}"
@@ -539,6 +590,7 @@ def show_best_eps(d: Data, cells: Cells) -> Shown:
     title="COM and ε",
     claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
     cells=paper_a_runs.grid_cells,
+    repeats="12a",
 )
 def show_heat_map(d: Data, cells: Cells) -> Shown:
     coms, epsilons = parts(cells, 0), parts(cells, 1)

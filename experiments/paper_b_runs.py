@@ -13,6 +13,7 @@ ATARI_10 = (
     "Amidar", "BattleZone", "Bowling", "DoubleDunk", "Frostbite", "KungFuMaster", "NameThisGame", "Phoenix", "Qbert",
     "Riverraid",
 )  # fmt: skip
+CHECKPOINTS = 8  # of each run, evenly spread; the last is its end
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Preset:
     performance = "charts/episodic_return"
 
     def scale(self, run: Cell) -> tuple[float, float]:
-        return scores.scale(dict(run.flags)["env_id"])
+        flags = dict(run.flags)
+        return scores.scale(flags["env_id"], flags.get("sticky_actions", 0.0))
 
 
 Cells = dict[Any, Cell]
@@ -57,13 +59,13 @@ SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-
 GRID = dict(factor=4, factors=(2, 4), many_factors=(1, 2, 4, 8, 16), gammas=(0.95, 0.99, 0.999))
 PRESETS = {
     "laptop": Preset(
-        about="three MinAtar games on two cores in place of Atari-10, 1M steps, 5 seeds",
+        about="three MinAtar games (two with sticky actions) on two cores in place of Atari-10, 1M steps, 5 seeds",
         games=("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar"), total_timesteps=2**20, flat=(64, 4),
         base=PAPER | SMALL, pqn=PAPER_PQN | SMALL | dict(exploration_timesteps=2**17), **GRID,
         others=("Freeway-MinAtar",), others_base={}, reuse=((1, 1), (4, 1)),
     ),
     "gpu": Preset(
-        about="three MinAtar games on one GPU in place of Atari-10, 100M steps, 5 seeds",
+        about="three MinAtar games (two with sticky actions) on one GPU in place of Atari-10, 100M steps, 5 seeds",
         games=("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar"), total_timesteps=10**8, flat=(128, 8),
         base=PAPER | dict(hidden_sizes=(128,)), pqn=PAPER_PQN | dict(hidden_sizes=(128,)), **GRID,
         others=("Freeway-MinAtar",), others_base={}, reuse=((1, 1), (4, 1), (1, 4)),
@@ -85,10 +87,13 @@ def cell(p: Preset, script: str, game: str, **varied: Any) -> Cell:
     """Makes a run of the preset's base flags and `varied`."""
     base = p.base if script == "ppo" else p.pqn
     flags = base | {"env_id": game, "total_timesteps": p.total_timesteps} | varied
+    if game in scores.STICKY:
+        flags["sticky_actions"] = scores.STICKY[game]
     if "minibatch_size" in varied:
         flags.pop("num_minibatches")
     num_updates = p.total_timesteps // (flags["num_envs"] * flags["num_steps"])
-    flags |= {"checkpoint_every": max(1, num_updates // 4), "keep_checkpoints": 1, "halt_on_nan": False}
+    # All are kept, because what is visited is collected with policies from the whole run.
+    flags |= {"checkpoint_every": max(1, num_updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
     flags |= {"log_every": max(1, num_updates // 128), "plasticity_every": max(1, num_updates // 64)}
     varied = {"env_id": game} | {name: value for name, value in varied.items() if base.get(name) != value}
     return named(script, flags, varied, num_updates)
@@ -123,7 +128,8 @@ def more_data_cells(p: Preset) -> Cells:
 
 
 def network_cells(p: Preset) -> Cells:
-    """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps."""
+    """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps over
+    the whole run."""
     most = p.factors[-1]
     control = {"num_envs": most * p.base["num_envs"], "minibatch_size": minibatch(p)}
     return for_games(p, sizes(p, (most,)) | {("control", most): control})

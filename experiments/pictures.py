@@ -12,6 +12,7 @@ import numpy as np
 from common.run.plots import COLOURS, mean_and_ci
 
 FEW = 5  # seeds of which an interval says little
+SMALLEST = 1e-6  # on a logarithmic axis; what is below is float32's rounding
 MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
 
 
@@ -121,6 +122,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST))
         if picture.y_limits and np.isfinite(picture.y_limits).all():
             axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
@@ -138,7 +140,7 @@ def _is_theory(picture: Picture, label: str) -> bool:
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
-        axes.scatter(x, line.y, s=14, color=colour, alpha=0.55, linewidths=0, label=line.label)
+        axes.scatter(x, line.y, s=12, color=colour, alpha=0.35, linewidths=0, label=line.label)
         return
     if line.kind == "curve" and 1 < line.y.shape[1] <= FEW:
         axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.5)

@@ -48,7 +48,7 @@ def compare(what: str, a: np.ndarray, b: np.ndarray | float, **wanted: float) ->
     """Calls `difference`, but decides nothing with fewer than SEEDS seeds."""
     check = difference(what, a, b, **wanted)
     few = min(np.size(x) for x in (a, b) if np.ndim(x)) < SEEDS
-    return check._replace(low=np.nan, high=np.nan) if few else check
+    return check._replace(low=np.nan, high=np.nan, how=f"no interval below {SEEDS} samples") if few else check
 
 
 def joined(label: str, drawn: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Line]:

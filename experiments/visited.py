@@ -1,5 +1,6 @@
-"""Measures the network, and maps the observations, on what a finished run's policy meets (Mayor et al. 2025, appendix
-B). Every run gives equally many transitions, because the measurements depend on their count."""
+"""Measures the network, and maps the observations, on what a finished run's policies meet (Mayor et al. 2025, appendix
+B). Every run gives equally many transitions, because the measurements depend on their count. The network is that of the
+end, the observations are of the whole training."""
 
 import functools
 import importlib
@@ -9,15 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from common import metrics
-from common.run.arguments import read_record, typed
+from common import bits, metrics
+from common.run.arguments import UsageError, read_record, typed
+from common.run.checkpoints import checkpoint_updates, restore_newest
 from experiments.data import Data
 from experiments.grid import Cell
+from experiments.paper_b_runs import CHECKPOINTS
 
-MEASURED = 2048  # transitions per seed for the measurements
-SHOWN = 512  # how many of their observations the map shows
+MEASURED = 2048  # transitions per seed that are collected with a policy; the measurements are made on them
+SHOWN = 512  # observations per seed on the map, equally many from each policy
 GRID = 32  # cells along each axis
 
 
@@ -39,7 +43,7 @@ def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
             points[key] = plane.reshape(-1, 2)
             shares[key] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
     method = "UMAP" if umap else "principal components in place of UMAP, which is not installed"
-    return Coverage(points, shares, f"by {method} of {SHOWN} observations of each seed's final policy")
+    return Coverage(points, shares, f"by {method} of {SHOWN} observations of each seed from all of its training")
 
 
 @functools.cache
@@ -71,53 +75,74 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
 
 
 def observations(folder: Path, run: Cell) -> np.ndarray:
-    """Returns SHOWN observations of each seed of a finished run, [seeds, SHOWN, features]."""
-    file = folder / run.name / f"visited-{SHOWN}.npy"
+    """Returns SHOWN observations of each seed of a finished run, equally many from each of CHECKPOINTS policies that
+    are spread over its training. Collects them at the first call. [seeds, SHOWN, features]."""
+    file = folder / run.name / f"visited-{CHECKPOINTS}x{SHOWN // CHECKPOINTS}.npy"
     if not file.exists():
-        collect(folder, run)
+        policies, seen = Policies(folder, run), []
+        for update in spread(policies.updates, run, policies.where):
+            batch = policies.play(update)[1].batch
+            obs = jax.vmap(bits.unpack)(batch.obs) if policies.axis else bits.unpack(batch.obs)[None]
+            seen.append(np.asarray(obs[:, : SHOWN // CHECKPOINTS]))
+        found = np.concatenate(seen, axis=1)
+        write(file, lambda file: np.save(file, found.reshape(*found.shape[:2], -1)))
     return np.load(file)
 
 
+def spread(updates: Sequence[int], run: Cell, where: str) -> list[int]:
+    """Returns the checkpoints nearest to the ends of CHECKPOINTS equal parts of the run."""
+    ends = [part * run.num_updates / CHECKPOINTS for part in range(1, CHECKPOINTS + 1)]
+    chosen = [min(updates, key=lambda update: abs(update - end)) for end in ends]
+    if max(abs(update - end) for update, end in zip(chosen, ends, strict=True)) > ends[0] / 2:
+        there = ", ".join(map(str, updates))
+        raise UsageError(f"{where}: needs checkpoints spread over its {run.num_updates} updates; there are {there}")
+    return chosen
+
+
 def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
-    """Returns `plasticity/...` of a finished run on MEASURED transitions, [seeds] each."""
+    """Returns `plasticity/...` of a finished run's final network on MEASURED transitions, [seeds] each."""
     file = folder / run.name / f"measured-{MEASURED}.json"
     if not file.exists():
-        collect(folder, run)
+        policies = Policies(folder, run)
+        state, sample = policies.play(policies.updates[-1])
+        sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, policies.axis), sample.batch))
+        values = jax.device_get(policies.measure(state.learner, sample))
+        text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
+        write(file, lambda file: file.write(text.encode()))
     return {key: np.array(values, np.float64) for key, values in json.loads(file.read_text()).items()}
 
 
-def collect(folder: Path, run: Cell) -> None:
-    """Continues the run at a learning rate of almost nothing, and saves observations from what updates measure on, and
-    the measurements, in its folder. The grid names the script: nothing in a run's folder is ever executed."""
-    import jax
+class Policies:
+    """The policies in a run's checkpoints. The grid names the script: nothing in a run's folder is ever executed."""
 
-    from common import bits
-    from common.run.checkpoints import checkpoint_updates, restore_newest
+    def __init__(self, folder: Path, run: Cell):
+        self.path, self.where = folder / run.name, f"run {folder / run.name}"
+        script = importlib.import_module(run.script)
+        frozen = {"learning_rate": 1e-30, "update_epochs": 1, "plasticity_every": 1}
+        saved = typed(script.Args, read_record(self.path, "run")["args"], self.where)
+        args, _, _, init, self._step, self.measure, keys = script.build(script.Args(**(saved | frozen)))
+        self._like = init(keys)
+        self.axis = int(args.num_seeds > 1)  # of the transitions
+        self.updates = checkpoint_updates(self.path / "checkpoints")
+        if not self.updates:
+            raise UsageError(f"{self.where}: has no checkpoint to measure")
 
-    path = folder / run.name
-    script = importlib.import_module(run.script)
-    frozen = {"learning_rate": 1e-30, "update_epochs": 1, "plasticity_every": 1}
-    saved = typed(script.Args, read_record(path, "run")["args"], f"run {path}")
-    args, _, _, init, step, measure, keys = script.build(script.Args(**(saved | frozen)))
-    updates = checkpoint_updates(path / "checkpoints")
-    state, _ = restore_newest(path, updates, init(keys), f"run {path}", partial=False)
-    samples, count, axis = [], 0, int(args.num_seeds > 1)
-    while count < MEASURED:
-        state, _, sample = step(state)
-        rows = jax.tree.map(
-            lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch)
+    def play(self, update: int) -> tuple[Any, Any]:
+        """Continues the run from a checkpoint at a learning rate of almost nothing. -> state, and as `sample.batch`
+        MEASURED random ones of the next transitions, [(seeds,) MEASURED, ...] of all chunks and devices."""
+        state, _ = restore_newest(self.path, [update], self._like, self.where, partial=False)
+        samples, count, axis = [], 0, self.axis
+        while count < MEASURED:
+            state, _, sample = self._step(state)
+            rows = jax.tree.map(
+                lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch)
+            )
+            samples.append(rows)
+            count += rows.target.shape[axis]
+        order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
+        return state, sample._replace(
+            batch=jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
         )
-        samples.append(rows)  # [(seeds,) n, ...] of all chunks and devices
-        count += rows.target.shape[axis]
-    order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
-    whole = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
-    sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, axis), whole))
-    values = jax.device_get(measure(state.learner, sample))
-    obs = jax.vmap(bits.unpack)(whole.obs) if axis else bits.unpack(whole.obs)[None]
-    seen = np.asarray(obs[:, :SHOWN].reshape(obs.shape[0], SHOWN, -1))
-    write(path / f"visited-{SHOWN}.npy", lambda file: np.save(file, seen))
-    text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
-    write(path / f"measured-{MEASURED}.json", lambda file: file.write(text.encode()))
 
 
 def write(path: Path, fill: Any) -> None:

@@ -279,7 +279,7 @@ def test_the_critical_size_is_found_again():
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
 def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     """On a bandit: from the same checkpoint, larger updates keep more of what they gain; nothing is trained further."""
-    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Bandit(), num_envs))
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Bandit(), num_envs))
     monkeypatch.setattr(how_many, "SAMPLE", 2**13)
     module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[script]
     flags = "--num-envs 16 --num-steps 8 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
@@ -343,6 +343,9 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
         named = {"named", "total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
         changed = {key for key in ours if ours[key] != control[key]} - named
         assert changed == set(known[name].flags) - {"com"}
+    # However the path of the run is spelled, its branches are found again; those of another checkpoint are others.
+    names = lambda run: {c.name for c in levers.cells_of(run, "ppo", args, known, 10, (0, 1), False).values()}  # noqa: E731
+    assert names("runs/x@7") == names("/somewhere/runs/x@7") and not names("runs/x@7") & names("runs/x@8")
 
 
 def test_outcomes_are_differences_seed_by_seed(tmp_path):

@@ -12,12 +12,13 @@ from conftest import Counter, Noise, Toy, on_devices
 from jax.sharding import PartitionSpec as P
 from scipy.stats import binomtest, chisquare, kstest
 
+import ppo
 from common import evaluation
 from common.actions import Box, Categorical, Discrete
-from common.envs import VectorEnv, episode_sums, make
+from common.envs import VectorEnv, changes, episode_sums, make
 from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
 from common.suites import gymnax as suite
-from common.suites.sticky import Sticky
+from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
 IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # that one downloads a data set
 MINATAR = [name for name in IDS if name.endswith("-MinAtar")]
@@ -104,12 +105,74 @@ def test_sticky_actions_keep_all_else():
     assert np.asarray(env.reset_to(jax.random.key(0), jnp.arange(8) % 4)[1])[:, 2].tolist() == [0, 1, 2, 3] * 2
     pendulum = make("Pendulum-v1", 4, sticky_actions=1.0)
     state, _ = play(pendulum, 5)[1:]
-    np.testing.assert_array_equal(state.inner.action[1:], np.broadcast_to(state.inner.action[0], (4, 4, 1)))
-    assert (np.abs(state.inner.action) <= 2).all()  # what was executed, after clipping
+    executed, _ = state.inner.memory
+    np.testing.assert_array_equal(executed[1:], np.broadcast_to(executed[0], (4, 4, 1)))
+    assert (np.abs(executed) <= 2).all()  # what was executed, after clipping
     assert type(make("Pendulum-v1", 4).suite) is suite.Gymnax  # no cost where it is off
     frame = make("Breakout-MinAtar", 1, sticky_actions=0.1)
     one = jax.tree.map(lambda x: x[0], frame.reset(jax.random.key(0))[0].inner)
     assert frame.frames([one])[0].shape == (200, 200, 3)
+
+
+# Other changes to any environment
+
+
+def test_a_stack_holds_the_last_observations_and_begins_anew_with_each_episode():
+    """Replayed in Python, on counters whose observations tell time and episode."""
+    env = VectorEnv(FrameStack(Counter(ends=(3, 5, 9), limit=6), 3), 16)
+    assert env.obs_shape == (12,) and env.obs_dtype == np.uint32
+    first, _, out = play(env, 40)
+    last = [[row[:4]] * 3 for row in first]
+    np.testing.assert_array_equal(first, [np.concatenate(rows) for rows in last])
+    for t in range(40):
+        for i in range(16):
+            last[i] = [*last[i][1:], out.final_obs[t, i][-4:]]
+            np.testing.assert_array_equal(out.final_obs[t, i], np.concatenate(last[i]))
+            if out.episode.done[t, i]:
+                last[i] = [out.obs[t, i][-4:]] * 3
+            np.testing.assert_array_equal(out.obs[t, i], np.concatenate(last[i]))
+    assert out.episode.done.sum() > 50
+    assert make("Breakout-MinAtar", 2, frame_stack=4).obs_shape == (10, 10, 16)
+    assert make("Breakout-MinAtar", 2, frame_stack=4).obs_dtype == make("Breakout-MinAtar", 2).obs_dtype
+
+
+def test_a_time_limit_truncates_what_has_not_ended():
+    env = VectorEnv(TimeLimit(Counter(ends=(3, 4, 9), limit=20), 4), 64)
+    _, _, out = play(env, 40)
+    done, end = out.episode.done, out.final_obs[..., 1]
+    assert set(out.episode.length[done & (end == 3)]) == {3} and set(out.episode.length[done & (end > 3)]) == {4}
+    np.testing.assert_array_equal(out.terminated, done & (end < 9))  # an end in the last step is an end
+    np.testing.assert_array_equal(out.truncated, done & (end == 9))
+    assert all(((end == e) & done).sum() > 20 for e in (3, 4, 9))
+
+
+class Pays(Echo):
+    """Pays what the second action says, less 2."""
+
+    action_space = Discrete((5, 7))
+
+    def step(self, key, state, action):
+        state, obs, _, *rest = super().step(key, state, action)
+        return state, obs, action[1] - jnp.float32(2), *rest
+
+
+def test_clipped_rewards_are_learned_from_and_not_reported():
+    _, _, out = play(VectorEnv(Pays(), 8, reward_clip=1.5), 14)
+    _, _, bare = play(VectorEnv(Pays(), 8), 14)
+    assert {-2.0, 4.0} <= set(bare.reward.ravel())
+    np.testing.assert_array_equal(out.reward, np.minimum(np.maximum(bare.reward, -1.5), 1.5))
+    np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
+    np.testing.assert_array_equal(bare.episode.total_reward[6], bare.reward[:7].sum(0))
+
+
+def test_all_changes_go_together_and_cost_nothing_where_they_are_off():
+    env = make("Breakout-MinAtar", 4, sticky_actions=0.5, frame_stack=2, time_limit=9, reward_clip=0.5)
+    _, states, out = play(env, 20)
+    assert out.episode.length.max() == 9 and out.truncated.any() and out.reward.max() <= 0.5
+    one = jax.tree.map(lambda x: x[3, 0], states.inner)
+    assert env.frames([one])[0].shape == (200, 200, 3)
+    off = ppo.Args()
+    assert type(make("Pendulum-v1", 4, **changes(off)).suite) is suite.Gymnax
 
 
 # Auto-reset

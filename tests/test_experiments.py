@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import ppo
 import ppo_ewma
 from common.run.arguments import parse
-from experiments import controllers, headline
+from experiments import controllers, exploration, headline, paper_a_runs
 
 # The headline
 
@@ -170,3 +171,14 @@ def test_rates_follow_the_kl_and_the_budget():
     assert [float(choose((), args.num_updates * x).com) for x in (0, 0.5, 1)] == pytest.approx([8, 64, 512])
     _, choose, _ = controllers.rule("anneal lr", 8.0, args)
     assert float(choose((), args.num_updates / 4).learning_rate) == pytest.approx(0.75e-3)
+
+
+def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
+    runs, a = exploration.cells(), paper_a_runs
+    assert runs["com", 8.0, False] == a.com_cells(a.PRESETS["breakout"])[8.0]
+    assert runs["clip_eps", 0.1, False] == a.eps_cells(a.PRESETS["breakout"])[0.1]
+    for (name, value, bonus), run in runs.items():
+        flags = dict(run.flags)
+        assert flags[name] == value and flags.get("ent_coef") == (0.05 if bonus else None)
+        assert flags | {"ent_coef": 0.05} == dict(runs[name, value, True].flags)
+    assert ppo.Args().ent_coef == ppo_ewma.Args().ent_coef == 0.01

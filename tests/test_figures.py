@@ -2,6 +2,7 @@
 tests/test_grid.py has what runs them, tests/test_paper_b.py the figures of paper B."""
 
 import functools
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -23,11 +24,12 @@ from experiments import grid, paper_a, paper_b, pictures, sfl
 from experiments.data import Data
 from experiments.grid import Cell
 from experiments.paper_a_runs import PRESETS
-from experiments.verdicts import Check, difference, verdict, within
+from experiments.verdicts import OUTCOMES, Check, difference, verdict, within
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn, "sfl_kinetix": sfl_kinetix, "stochastic_opt": stochastic_opt}
 LAPTOP = PRESETS["laptop"]
+HAVE = [(name, preset) for name in figures.FIGURES for preset in figures.PRESETS[figures.PAPERS[name]]]
 
 
 # Verdicts
@@ -82,6 +84,40 @@ def test_a_claim_holds_if_all_its_parts_do():
     assert verdict([yes, unknown]) == verdict([unknown]) == verdict([]) == "not enough data"
 
 
+YES, NO, UNKNOWN, TOLD = (
+    *(Check("x", e, low, high, above=0.0) for e, low, high in ((2, 1, 3), (-2, -3, -1), (0, -1, 1))),
+    Check("x", -2, -3, -1),
+)
+
+
+@pytest.mark.parametrize(
+    "premise, others, expected",
+    [
+        (YES, [YES], "holds"), (YES, [NO], "does not hold"), (YES, [], "holds"),
+        (NO, [YES], "not applicable here"), (NO, [NO], "not applicable here"), (NO, [], "not applicable here"),
+        (UNKNOWN, [YES], "not enough data"), (UNKNOWN, [NO], "not enough data"),
+    ],
+)  # fmt: skip
+def test_a_claim_is_not_applicable_where_its_premise_does_not_hold(premise, others, expected):
+    supposed = premise._replace(premise=True)
+    assert verdict([supposed, *others]) == verdict([*others, supposed]) == expected
+    assert "supposed > 0" in str(supposed) and "wanted > 0" in str(premise)
+
+
+@pytest.mark.parametrize(
+    "several, expected",
+    [
+        ([YES, YES, UNKNOWN, UNKNOWN], "holds"), ([YES, UNKNOWN, UNKNOWN, UNKNOWN], "not enough data"),
+        ([YES, YES, YES, NO], "does not hold"), ([YES] * 4, "holds"), ([UNKNOWN] * 4, "not enough data"),
+    ],
+)  # fmt: skip
+def test_of_several_checks_some_are_enough_unless_one_is_refuted(several, expected):
+    several = [check._replace(some=2) for check in several]
+    assert verdict(several) == verdict([YES, *several, TOLD]) == expected
+    assert verdict([NO, *several]) == "does not hold"
+    assert verdict([UNKNOWN, *several]) == (expected if expected == "does not hold" else "not enough data")
+
+
 # Commands
 
 
@@ -97,8 +133,7 @@ def args_of(cell):
     return parsed(cell.script, tuple(words[2:]))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize(("name", "preset"), HAVE)
 def test_the_scripts_accept_the_commands(name, preset):
     for cell in grid.with_sources(list(figures.cells_of(name, preset).values())):
         args = args_of(cell)
@@ -117,8 +152,9 @@ def test_the_scripts_accept_the_commands(name, preset):
             assert int(update) + args.num_updates == before.num_updates
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", figures.PRESETS)
+@pytest.mark.parametrize(
+    ("paper", "preset"), [(paper, preset) for paper in figures.PRESETS for preset in figures.PRESETS[paper]]
+)
 def test_a_name_stands_for_one_command(paper, preset):
     commands, names = {}, {}
     for name in paper.FIGURES:
@@ -129,8 +165,9 @@ def test_a_name_stands_for_one_command(paper, preset):
     assert len(names) > (7 if paper is sfl else 60)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("paper", figures.PRESETS)
+@pytest.mark.parametrize(
+    ("paper", "preset"), [(paper, preset) for paper in figures.PRESETS for preset in figures.PRESETS[paper]]
+)
 def test_a_name_is_that_of_one_folder(paper, preset):
     names = {cell.name for name in paper.FIGURES for cell in figures.cells_of(name, preset).values()}
     assert all(Path(name).name == name and len(name) < 200 for name in names)
@@ -138,15 +175,18 @@ def test_a_name_is_that_of_one_folder(paper, preset):
 
 @pytest.mark.parametrize("name", ["1a", "B1a"])
 def test_names_differ_between_presets(name):
-    a, b, c = ({cell.name for cell in figures.cells_of(name, preset).values()} for preset in PRESETS)
-    assert not a & b and not b & c
+    presets = figures.PRESETS[figures.PAPERS[name]]
+    names = [{cell.name for cell in figures.cells_of(name, preset).values()} for preset in presets]
+    assert len(set().union(*names)) == sum(map(len, names))
 
 
 def test_names_differ_between_papers():
     """Their runs are in one folder."""
     for preset in PRESETS:
         names = [
-            {c.name for n in paper.FIGURES for c in figures.cells_of(n, preset).values()} for paper in figures.PRESETS
+            {c.name for n in paper.FIGURES for c in figures.cells_of(n, preset).values()}
+            for paper, presets in figures.PRESETS.items()
+            if preset in presets
         ]
         assert len(set().union(*names)) == sum(map(len, names))
 
@@ -162,14 +202,37 @@ def test_every_figure_has_the_presets_of_its_paper():
     for name, figure in figures.FIGURES.items():
         assert figures.PAPERS[name].FIGURES[name] is figure
         assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
-    assert all(list(presets) == list(PRESETS) for presets in figures.PRESETS.values())
+    assert list(PRESETS) == ["laptop", "breakout", "gpu", "paper"]
+    assert all({"laptop", "gpu", "paper"} <= presets.keys() <= PRESETS.keys() for presets in figures.PRESETS.values())
 
 
-@pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "13", "14"), ("12a", "12b")])
+@pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "14"), ("12a", "12b")])
 def test_figures_share_their_runs(shared):
     for preset in PRESETS.values():
         first, *others = (paper_a.FIGURES[name].cells(preset) for name in shared)
         assert all(cells == first for cells in others)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_figure_13_has_the_runs_of_figure_9_and_one_with_half_the_epochs(preset):
+    cells, shared = (paper_a.FIGURES[name].cells(PRESETS[preset]) for name in ("13", "9"))
+    (few,) = [cells[key] for key in cells.keys() - shared.keys()]
+    base = shared["more-minibatches", PRESETS[preset].base["num_envs"]]
+    assert shared.items() <= cells.items()
+    expected = dict(base.flags) | {"update_epochs": dict(base.flags)["update_epochs"] / 2}
+    how = ("total_timesteps", "checkpoint_every", "log_every")
+    assert {k: v for k, v in few.flags if k not in how} == {k: v for k, v in expected.items() if k not in how}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_figure_that_repeats_another_ones_claim_has_its_runs(preset):
+    repeats = {name: figure.repeats for name, figure in figures.FIGURES.items() if figure.repeats}
+    assert repeats == {"2a": "1b", "2c": "2b", "5a": "1a", "12b": "12a", "14": "9", "B9": "B2"}
+    for name, of in repeats.items():
+        if preset not in figures.PRESETS[figures.PAPERS[name]]:
+            continue
+        assert figures.cells_of(name, preset) == figures.cells_of(of, preset)
+        assert figures.FIGURES[of].repeats is None and figures.PAPERS[name] is figures.PAPERS[of]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -183,6 +246,30 @@ def test_the_three_recipes_are_one_run_at_the_base(preset):
 def test_figure_8_needs_no_runs_of_its_own():
     have = {c.name for n in ("5a", "5b", "6a", "6b", "12a") for c in paper_a.FIGURES[n].cells(LAPTOP).values()}
     assert {c.name for c in paper_a.FIGURES["8"].cells(LAPTOP).values()} == have
+
+
+def test_a_collapse_is_the_difference_of_two_analyses_of_variance():
+    rng = np.random.default_rng(0)
+    ddr, quotient = rng.permuted(np.tile(np.arange(40.0), (2, 1)), axis=1)
+    score = quotient**2 + rng.normal(size=40)
+
+    def share(x):  # eta squared of five groups, from the F statistic
+        f = scipy.stats.f_oneway(*np.array_split(score[np.argsort(x)], 5)).statistic
+        return 4 * f / (4 * f + 35)
+
+    check = paper_a.collapse(np.stack([ddr, score, quotient], axis=1))
+    assert check.estimate == pytest.approx(share(quotient) - share(ddr)) and check.low > 0.3
+    assert paper_a.collapse(np.stack([quotient, score, ddr], axis=1)).high < -0.3
+    assert np.isnan(paper_a.collapse(np.stack([ddr, score, np.full(40, np.nan)], axis=1)).estimate)
+
+
+def test_groups_of_dots_have_medians_and_quartiles():
+    x, y = np.append(np.arange(80.0), np.nan), np.append(np.arange(80.0) ** 2, 1.0)
+    order = np.random.default_rng(0).permutation(81)
+    middle, values = paper_a.grouped(x[order], y[order])
+    expected = [np.percentile(y[10 * i : 10 * i + 10], [50, 25, 75]) for i in range(8)]
+    assert middle == pytest.approx(np.arange(8) * 10 + 4.5) and np.allclose(values, expected)
+    assert [len(a) for a in paper_a.grouped(np.full(3, np.nan), np.zeros(3))] == [0, 0]
 
 
 def test_the_paper_preset_is_table_2():
@@ -340,7 +427,8 @@ def level(flags, t):
 
 
 def model_lines(cell, world, seeds, rng):
-    """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides."""
+    """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides; learning:
+    three quarters of the time of eight epochs are theirs."""
     flags, lines = dict(cell.flags), []
     per_update = 1 if cell.script == "stochastic_opt" else flags["num_envs"] * flags["num_steps"]
     noisy = lambda x: (x * (1 + 0.01 * rng.standard_normal(seeds))).tolist()  # noqa: E731
@@ -359,6 +447,8 @@ def model_lines(cell, world, seeds, rng):
             if world == "flat":
                 score, ddr, shrunk = 0.5, 2.0, 1.0
                 speed = 100.0 if flags.get("scaling") == "more-minibatches" else 1000.0
+            if world == "learning":
+                speed = 1000.0 / (2 + 6 * flags["update_epochs"] / 8) / (1 + flags["num_envs"] // 32)
             line["charts/episodic_return"] = (-1200 + 1050 * (score + 0.01 * rng.standard_normal(seeds))).tolist()
             line |= {"outer/grad_norm": noisy(shrunk), "outer/kl": noisy(shrunk), "outer/ddr": noisy(10.0**ddr)}
             line["charts/SPS"] = int(speed * (1 + 0.01 * rng.standard_normal()))
@@ -403,6 +493,13 @@ def test_a_claim_does_not_hold_where_all_runs_are_alike(worlds, name):
     assert found == "does not hold", checks
 
 
+def test_a_claim_on_sampling_is_not_applicable_where_learning_takes_the_time(worlds):
+    """Of eight epochs' time half the epochs save 3/8: log10(8 / 5). Where speeds differ or not does not count."""
+    found, checks = judged(worlds, "13", "learning", 5)
+    assert found == "not applicable here", checks
+    assert "half the epochs over that with all: 0.2" in checks and f"< {np.log10(4 / 3):g}: does not hold" in checks
+
+
 @pytest.mark.parametrize("name", [name for name in paper_a.FIGURES if name not in ("8", "13")])
 def test_one_seed_decides_nothing(worlds, name):
     """But for figure 8, whose sample is the runs, and figure 13, whose sample is the parts of a run."""
@@ -434,6 +531,79 @@ def test_a_figure_without_any_run_is_drawn(tmp_path, name):
     figures.draw(name, figures.Args((name,), results_dir=str(tmp_path)), tmp_path / "nothing")
     assert read(tmp_path / f"fig_{name}.json")["verdict"] == "not enough data"
     assert (tmp_path / f"fig_{name}.png").stat().st_size > 10_000
+
+
+# What others need to check a check
+
+
+def recomputed(check):
+    """Estimate and interval of Welch's or Student's test from what is stored, by SciPy."""
+    a, b = (np.array(sample, float) for sample in check["samples"])
+    test = scipy.stats.ttest_ind(a, b, equal_var=False) if b.ndim else scipy.stats.ttest_1samp(a, b)
+    return a.mean() - b, *(np.array(test.confidence_interval(0.95)) - (0 if b.ndim else b))
+
+
+@pytest.mark.parametrize("name", paper_a.FIGURES)
+def test_estimate_and_interval_follow_from_what_is_stored(monkeypatch, worlds, tmp_path, name):
+    monkeypatch.setattr(pictures, "save", lambda *_: None)
+    figures.draw(name, figures.Args((name,), results_dir=str(tmp_path)), worlds("true", 5)[0] / "laptop")
+    checks, welch = read(tmp_path / f"fig_{name}.json")["checks"], 0
+    for check in checks:
+        if check["how"] == "difference of means, Welch's 95 % interval":
+            a, b = (np.array(sample, float) for sample in check["samples"])
+            welch += 1
+            assert a.shape == ((10,) if name == "13" else (5,)) or name == "8"  # parts of a run; seeds; runs
+            digits = 1e-5 * max(np.abs(a).max(), np.abs(b).max())
+            expected = recomputed(check)[1:] if max(a.std(), b.std()) > 0 else [a.mean() - b.mean()] * 2
+            np.testing.assert_allclose([check["low"], check["high"]], expected, atol=digits, rtol=1e-3)
+            assert check["estimate"] == pytest.approx(a.mean() - b.mean(), abs=digits, rel=1e-3)
+        elif "best fifth" in check["what"]:
+            first, last = np.array(check["samples"], float)
+            best = [np.log10(x[np.argsort(x[:, 1])[-(len(x) // 5) :], 0]).mean() for x in (first, last)]
+            assert name == "8" and check["estimate"] == pytest.approx(best[1] - best[0], abs=2e-3)
+        else:
+            assert check["what"].startswith("variance of the best score") and not check["samples"]  # without gains
+    assert welch == len(checks) - 2 * (name == "8")
+
+
+def test_lists_of_numbers_are_a_line_each_and_nothing_else_changes():
+    value = {"a": [1, 2.5, None, -3e-9], "b": [[1, 2], [3, 4]], "c": ["x, [y]", "z"], "d": [], "e": [{"f": [1]}]}
+    text = figures.compact(json.dumps(value, indent=1))
+    assert json.loads(text) == value
+    assert '"a": [1, 2.5, null, -3e-09]' in text and "\n  [1, 2],\n" in text and '"f": [1]' in text
+
+
+# How many claims hold
+
+
+def results_with(folder, **verdicts):
+    for name, found in verdicts.items():
+        (folder / f"fig_{name.removeprefix('_')}.json").write_text(json.dumps({"verdict": found}))
+
+
+def rows(table):
+    head, _, *others = ([word.strip() for word in row.strip("|").split("|")] for row in table.splitlines())
+    return {row[0]: dict(zip(head[1:], map(int, row[1:]), strict=True)) for row in others}
+
+
+def test_a_claim_that_two_figures_check_on_the_same_runs_counts_once(tmp_path):
+    results_with(tmp_path, _1a="holds", _5a="holds", _9="not enough data", _14="does not hold", _3a="does not hold")
+    results_with(tmp_path, _12a="holds", _12b="not enough data", _13="not applicable here", _11="not enough data")
+    results_with(tmp_path, B2="holds", B1a="holds")
+    a, levels, b = rows(figures.tally("laptop", tmp_path)).values()
+    assert a == {
+        "figures": 20, "claims": 15, "holds": 1, "does not hold": 2, "not applicable here": 1, "not enough data": 1,
+        "not run": 10,
+    }  # fmt: skip
+    assert (levels["not enough data"], levels["not run"], b["holds"], b["not run"]) == (1, 7, 2, 10)
+    assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, b))
+    assert rows(figures.tally("gpu", tmp_path))["paper B"]["not run"] == 12
+
+
+def test_the_documentation_has_the_tally_of_the_results(monkeypatch, capsys, in_root):
+    call(monkeypatch, "--tally")
+    table = capsys.readouterr().out.strip()
+    assert table.count("\n") == 4 and table in (ROOT / "docs" / "figures.md").read_text()
 
 
 # The command line
@@ -502,7 +672,8 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     assert [line.split()[0] for line in text.splitlines() if line.endswith(".py)")] == list(figures.FIGURES)
     _, _, after = text.partition("  5a  Regularisation by COM (ppo_ewma.py)\n")
     assert after.splitlines()[0].split("; ") == [
-        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold", "gpu 0/6 runs", "paper 0/6 runs",
+        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold",
+        *(f"{preset} 0/6 runs" for preset in ("breakout", "gpu", "paper")),
     ]  # fmt: skip
     a, _, b = text.partition(paper_b.CITATION)
     assert a.startswith(paper_a.CITATION) and "\n BN  " not in a and "\n  BN  " in b

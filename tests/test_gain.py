@@ -27,7 +27,7 @@ def updates(script, toy, number, **flags):
     module, own = SCRIPTS[script]
     args = module.Args(**FLAGS | own | flags | {"total_timesteps": number * 8 * flags["num_envs"]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(toy, num_envs))
+        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
         args, _, network, init, step, _, keys = module.build(args)
     policy = jax.jit(lambda params: jax.nn.softmax(network.apply(params, jnp.ones((1, 1)))[0].logits[0]))
     state, step = jax.jit(init)(keys), jax.jit(step)

@@ -3,9 +3,11 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import ppo
+from common.actions import Discrete
 from common.run import memory
 
 SIZES = {
@@ -15,7 +17,24 @@ SIZES = {
     "chunks": {"env_id": "Breakout-MinAtar", "num_envs": 262144, "num_steps": 32, "num_rollout_chunks": 8},
     "one minibatch": {"env_id": "Breakout-MinAtar", "num_envs": 8192, "num_steps": 16, "num_minibatches": 1},
     "wide": {"env_id": "CartPole-v1", "num_envs": 262144, "num_steps": 16, "hidden_sizes": (256, 256)},
+    "pixels": {
+        **{"env_id": f"{__file__}:Frames", "network": "nature", "hidden_sizes": (512,), "shared_encoder": True},
+        **{"num_envs": 128, "num_steps": 128, "minibatch_size": 512},
+    },
 }
+
+
+class Frames:
+    """The sizes of Atari."""
+
+    obs_shape, action_space = (84, 84, 4), Discrete((6,))
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros(self.obs_shape, jnp.uint8)
+
+    def step(self, key, time, action):
+        obs = jnp.full(self.obs_shape, action[0], jnp.uint8)
+        return time + 1, obs, jnp.float32(0), time > 99, jnp.bool_(False), jnp.bool_(False)
 
 
 TREES = {  # /proc/self/cgroup, the limits in /sys/fs/cgroup, the smallest of those that count

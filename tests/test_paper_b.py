@@ -21,6 +21,8 @@ SCALES = scores.SCALES | {
     "Breakout-MinAtar": (1.0, 21.0), "SpaceInvaders-MinAtar": (-10.0, 90.0), "Asterix-MinAtar": (0.0, 5.0),
     "Freeway-MinAtar": (2.0, 4.0),
 }  # fmt: skip
+VISITED = "visited-8x64.npy"
+STICKY = {game: {"sticky_actions": 0.1} for game in ("Breakout-MinAtar", "SpaceInvaders-MinAtar")}  # have no chance
 
 
 # Runs
@@ -50,21 +52,36 @@ def test_cells_are_what_their_keys_say_and_else_the_base(preset):
         assert {game for _, game in cells} == set(games)
         for (key, game), cell in cells.items():
             flags = dict(cell.flags)
-            expected = base | of_key(key) | dict(env_id=game, total_timesteps=p.total_timesteps)
+            expected = base | of_key(key) | dict(env_id=game, total_timesteps=p.total_timesteps) | STICKY.get(game, {})
             if name == "BN" and key[0] == "more" and key[1] > 1:
                 expected["minibatch_size"] = n * k // expected.pop("num_minibatches")
             how = ("checkpoint_every", "keep_checkpoints", "halt_on_nan", "log_every", "plasticity_every")
             assert cell.script == script and {f: v for f, v in flags.items() if f not in how} == expected
 
 
+@pytest.mark.parametrize("preset", ["laptop", "gpu"])
+def test_games_without_chance_have_sticky_actions_and_the_others_have_not(preset):
+    """Every run of every figure: two kinds of runs of a game would not compare."""
+    p, found = PRESETS[preset], {}
+    for name in FIGURES:
+        for cell in FIGURES[name].cells(p).values():
+            flags = dict(cell.flags)
+            found.setdefault(flags["env_id"], set()).add(flags.get("sticky_actions", 0.0))
+    assert found == {game: {0.1 if game in STICKY else 0.0} for game in (*p.games, *p.others)}
+
+
 @pytest.mark.parametrize("preset", PRESETS)
-def test_runs_end_with_a_checkpoint_a_line_and_a_measurement(preset):
-    """What is visited starts from the one; the others leave dozens of values in a tenth and in a half of a run."""
+def test_runs_end_with_a_line_and_a_measurement_and_have_checkpoints_all_over(preset):
+    """What is visited starts from these; the others leave dozens of values in a tenth and in a half of a run."""
     for name in FIGURES:
         for cell in figures.cells_of(name, preset).values():
             flags = dict(cell.flags)
             assert cell.num_updates == flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-            assert flags["keep_checkpoints"] == 1 and flags["plasticity_every"] <= cell.num_updates / 64
+            assert flags["keep_checkpoints"] == 0 and flags["plasticity_every"] <= cell.num_updates / 64
+            there = [*range(0, cell.num_updates + 1, flags["checkpoint_every"])[1:], cell.num_updates]
+            chosen = visited.spread(there, cell, "run")
+            assert len(set(chosen)) == 8 and chosen[-1] == cell.num_updates
+            np.testing.assert_allclose(chosen, np.arange(1, 9) / 8 * cell.num_updates, rtol=0.01)
             assert flags["log_every"] <= cell.num_updates / 128 and flags["num_seeds"] == 5
 
 
@@ -112,7 +129,8 @@ def test_every_game_has_a_scale(preset):
             assert PRESETS[preset].scale(cell) == scores.SCALES[dict(cell.flags)["env_id"]]
 
 
-# Worlds: scores and measurements as functions of the flags
+# Worlds: scores and measurements as functions of the flags. In the world "only", what is claimed is true only of the
+# paper's minibatches, which grow, and of the base's discount factor; in "nothing", no run learns anything.
 
 
 def sizes(flags):
@@ -120,23 +138,30 @@ def sizes(flags):
     return np.log2(flags["num_envs"] / 8), np.log2(flags["num_steps"] / 32)
 
 
+SIGNS = {"true": 1, "reversed": -1, "flat": 0, "only": 1, "nothing": 1}
+
+
 def score(script, flags, world):
     """At the end of a run, of the second game (the first has less, the third more)."""
-    (n, k), sign = sizes(flags), {"true": 1, "reversed": -1, "flat": 0}[world]
+    (n, k), sign = sizes(flags), SIGNS[world]
+    if world == "nothing":
+        return 0.02
     if script == "pqn":
-        return 0.4 + {"true": 0.01, "reversed": 0.1, "flat": 0.0}[world] * n + 0.08 * sign * k
+        return 0.4 + {"reversed": 0.1, "flat": 0.0}.get(world, 0.01) * n + 0.08 * sign * k
     e, rate = np.log2(flags["update_epochs"] / 4), np.log2(flags["learning_rate"] / 1e-3)
     gain = 0.1 + 0.02 * e + (0.05 if not flags["shared_encoder"] else 0) + (0.02 if "minibatch_size" in flags else 0)
-    gain *= {0.95: 0.75, 0.99: 1.0, 0.999: 1.25}[flags["gamma"]]
-    slope = {"true": -0.04, "reversed": 0.15, "flat": 0.0}[world]
+    gain *= {0.95: 0.75, 0.99: 1.0, 0.999: 1.25}[flags["gamma"]] * (
+        -1 if world == "only" and flags["gamma"] < 0.99 else 1
+    )
+    slope = {"reversed": 0.15, "flat": 0.0}.get(world, -0.04)
     return 0.4 + sign * (gain * n + 0.04 * k - 0.15 * e) + slope * rate
 
 
 def measurements(script, flags, world):
-    """Of PQN, feature rank and weight norm move as PPO's do, and the others the other way."""
-    (n, k), sign = sizes(flags), {"true": 1, "reversed": -1, "flat": 0}[world]
+    """Of PQN, feature rank and weight norm move as PPO's do, and the others not at all."""
+    (n, k), sign = sizes(flags), -1 if world == "only" and "minibatch_size" in flags else SIGNS[world]
     more, less = 1 + sign * (0.1 * n + 0.02 * k), 1 - sign * (0.1 * n + 0.02 * k)
-    others = more if script == "pqn" else less
+    others = 1.0 if script == "pqn" else less
     return {
         "feature_rank": 100 * more, "weight_norm": 30 * less, "dormant_neurons": 0.2 * others,
         "gradient_kurtosis": 10 * others, "policy_variance": 0.02 * less, "effective_sample_size": 40 * more,
@@ -204,7 +229,7 @@ def worlds(tmp_path_factory):
                     write_measured(top / "laptop" / cell.name, cell, world, seeds, rng)
                 if cell.name in with_observations:
                     np.save(
-                        top / "laptop" / cell.name / f"visited-{visited.SHOWN}.npy",
+                        top / "laptop" / cell.name / VISITED,
                         seen(dict(cell.flags), world, seeds, rng),
                     )
             return top
@@ -242,8 +267,25 @@ def test_a_claim_holds_where_it_is_true(shown, name):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_claim_does_not_hold_where_its_reverse_is_true(shown, name):
+    """B12 asks whether a gain depends on the discount factor; here there is none."""
     _, checks = shown(name, "reversed", 5)
+    assert verdict(checks) == ("does not hold" if name != "B12" else "not applicable here"), told(checks)
+
+
+@pytest.mark.parametrize("name", ["B3", "B4", "B12"])
+def test_a_claim_does_not_hold_where_it_is_true_in_one_setting_only(shown, name):
+    """The control reverses what the paper's way shows, or another discount factor does."""
+    _, checks = shown(name, "only", 5)
     assert verdict(checks) == "does not hold", told(checks)
+    outcomes = {check.what: check.outcome for check in checks if check.outcome != "reported"}
+    ours = [found for what, found in outcomes.items() if "base's minibatches" not in what and "0.95" not in what]
+    assert set(ours) == {"holds"} and list(outcomes.values()).count("does not hold") == len(outcomes) - len(ours) > 0
+
+
+@pytest.mark.parametrize("name", ["B6", "B11"])
+def test_a_claim_of_no_difference_is_not_applicable_where_nothing_is_learned(shown, name):
+    _, checks = shown(name, "nothing", 5)
+    assert verdict(checks) == "not applicable here", told(checks)
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "B11"])
@@ -256,8 +298,9 @@ def test_a_claim_does_not_hold_where_all_runs_are_alike(shown, name):
 def test_no_better_and_little_hold_where_all_runs_are_alike(shown):
     """A learning rate that is no better (B11), and a gain that is little (B6), whose measurements do not move."""
     assert verdict(shown("B11", "flat", 5)[1]) == "holds"
-    little, least, *moves = shown("B6", "flat", 5)[1]
-    assert little.outcome == least.outcome == "holds" and len(moves) in (1, 4)
+    learned, little, least, *moves = shown("B6", "flat", 5)[1]
+    assert learned.outcome == little.outcome == least.outcome == "holds"
+    assert len(moves) == 4 and {check.some for check in moves} == {2}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -272,17 +315,19 @@ CHECKS = {
     "B1a": [(0.3 - 0.12, "above", 0)],
     "B1b": [(0.2, "above", 0), (0.08, "above", 0), (0.12, "above", 0)],
     "B1c": [(0.3, "above", 0), (0.28, "above", 0), (0.24 - 0.15, "above", -0.1)],
-    "B3": [
-        (np.log10(1.2), "above", 0), (-0.04, "below", 0), (np.log10(0.8), "below", 0), (np.log10(0.8), "below", 0),
+    "B3": [  # each of more environments as in the paper, and of the control
+        check
+        for check in ((np.log10(1.2), "above", 0), (-0.04, "below", 0), *[(np.log10(0.8), "below", 0)] * 2)
+        for _ in range(2)
     ],
-    "B4": [(-0.004, "below", 0), (8, "above", 0)],
+    "B4": [*[(-0.004, "below", 0)] * 2, *[(8, "above", 0)] * 2],
     "B5": [(0.1, "above", 0)],
     "B6": [
-        (0.02, "below", 0.1), (0.02, "above", -0.1), (np.log10(1.2), "above", 0), (0.04, None, 0),
-        (np.log10(0.8), "below", 0), (np.log10(1.2), None, 0),
+        (0.4, "above", 0.1), (0.02, "below", 0.1), (0.02, "above", -0.1), (np.log10(1.2), "above", 0),
+        (0, "below", 0), (np.log10(0.8), "below", 0), (0, "below", 0),
     ],
     "B7": [(0.2, "above", 0), (0.08, "above", 0), (0.12, "above", 0)],
-    "B11": [(-0.04, "below", 0.1), (-0.08, "below", 0.1)],
+    "B11": [(0.6, "above", 0.1), (-0.04, "below", 0.1), (-0.08, "below", 0.1)],
     "B12": [(0.15, "above", 0), (0.2, "above", 0), (0.25, "above", 0)],
     "BN": [(0.2, "above", 0), (0.4, "above", 0), (0.24, None, 0), (0.48, None, 0)],
 }  # fmt: skip
@@ -295,31 +340,34 @@ def test_the_checks_find_what_the_model_has_put_in(shown, name):
     expected = CHECKS[name]
     assert {check.outcome for check in checks[len(expected) :]} <= {"reported"}
     for number, (check, (estimate, side, threshold)) in enumerate(zip(checks, expected, strict=False)):
-        near = dict(abs=0.012) if of_scores and not (name == "B6" and number > 1) else dict(rel=0.05)
+        is_score = of_scores and not (name == "B6" and number > 2)
+        near = dict(abs=0.012) if is_score or estimate == 0 else dict(rel=0.05)
         assert check.estimate == pytest.approx(estimate, **near), told(checks)
         sides = {"above": (threshold, None), "below": (None, threshold), None: (None, None)}
         assert (check.above, check.below) == sides[side]
         assert check.low < check.estimate < check.high
+        assert check.premise == ((name, number) in (("B6", 0), ("B11", 0), ("B12", 1)))
 
 
-def test_a_measurement_that_moves_the_wrong_way_counts_in_b3_and_not_in_b6(shown):
-    """Of PQN only some are said to move, the others are reported."""
-    for world, outcomes in (("true", "holds reported holds reported"), ("reversed", "reported holds reported holds")):
-        _, checks = shown("B6", world, 5)
-        assert [check.outcome for check in checks[2:]] == outcomes.split()
+def test_of_b3_all_measurements_count_with_their_controls_and_longer_rollouts_are_reported(shown):
     _, checks = shown("B3", "reversed", 5)
-    assert [check.outcome for check in checks] == ["does not hold"] * 4 + ["reported"] * 8
+    assert [check.outcome for check in checks] == ["does not hold"] * 8 + ["reported"] * 4
+    assert all(check.what.split(", ")[1].startswith("K × 4") for check in checks[8:])
 
 
-def test_one_measurement_of_four_that_moves_is_not_enough(worlds, monkeypatch):
+ONE, OTHER, OPEN = (0.5, 1.5), (-1.5, -0.5), (-0.5, 1.5)  # intervals: moved as PPO's, the other way, uncertain
+
+
+@pytest.mark.parametrize("intervals, expected", [
+    ([OPEN, OPEN, ONE, OPEN], "not enough data"), ([OPEN, ONE, ONE, OPEN], "holds"), ([ONE] * 4, "holds"),
+    ([ONE, ONE, ONE, OTHER], "does not hold"), ([OPEN, OPEN, OTHER, OPEN], "does not hold"),
+])  # fmt: skip
+def test_of_pqn_two_measurements_have_to_move_as_ppos_and_none_the_other_way(worlds, monkeypatch, intervals, expected):
     pytest.importorskip("rliable")
-
-    def moved(d, cells, metric, way, n):
-        return Check(metric, 1.0, 0.5 if "norm" in metric else -0.5, 1.5, above=0.0)
-
-    monkeypatch.setattr(paper_b, "moved", moved)
+    left = list(intervals)
+    monkeypatch.setattr(paper_b, "moved", lambda *_: Check("x", 0.0, *left.pop(0), above=0.0))
     _, checks = FIGURES["B6"].show(Data(LAPTOP, worlds("true", 5) / "laptop"), FIGURES["B6"].cells(LAPTOP))
-    assert [check.outcome for check in checks[2:]] == ["not enough data"] * 2 + ["holds", "not enough data"]
+    assert not left and verdict(checks) == expected, told(checks)
 
 
 # Pictures
@@ -505,6 +553,41 @@ def drawn(monkeypatch, tmp_path, name, folder, preset="laptop"):
     return *said[0], read(tmp_path / f"fig_{name}{suffix}.json")
 
 
+def middle(x):
+    """Interquartile means of many tables at once, by sorting. [n, seeds, games] -> [n]."""
+    ordered = np.sort(x.reshape(len(x), -1))
+    cut = ordered.shape[1] // 4
+    return ordered[:, cut : ordered.shape[1] - cut].mean(1)
+
+
+STATISTICS = {
+    "difference of interquartile means over seeds and games": lambda a, b: middle(a) - middle(b),
+    "difference of means over seeds and games": lambda a, b: a.mean((1, 2)) - b.mean((1, 2)),
+    "interquartile mean": middle,
+    "of interquartile means: (first less second) less (third less fourth)": (
+        lambda a, b, c, d: (middle(a) - middle(b)) - (middle(c) - middle(d))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_estimate_and_interval_follow_from_what_is_stored(monkeypatch, worlds, tmp_path, name):
+    """By a bootstrap of our own; the figures' has 200 draws here."""
+    pytest.importorskip("rliable")
+    _, _, summary = drawn(monkeypatch, tmp_path, name, worlds("true", 5) / "laptop")
+    rng = np.random.default_rng(0)
+    for check in summary["checks"]:
+        samples = [np.array(sample, float) for sample in check["samples"]]
+        assert {x.shape for x in samples} == {(5, 1 if name == "B7" else 3)}
+        how, _, interval = check["how"].partition(", ")
+        assert interval == "95 % interval of a bootstrap that draws seeds anew within each game"
+        resampled = [np.take_along_axis(x[None], rng.integers(len(x), size=(4000, *x.shape)), axis=1) for x in samples]
+        low, high = np.percentile(STATISTICS[how](*resampled), [2.5, 97.5])
+        (estimate,) = STATISTICS[how](*(x[None] for x in samples))
+        assert check["estimate"] == pytest.approx(estimate, rel=1e-3, abs=1e-3 * (high - low))
+        np.testing.assert_allclose([check["low"], check["high"]], [low, high], atol=0.2 * (high - low))
+
+
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("name", FIGURES)
 def test_with_half_of_its_runs_a_figure_is_drawn_and_decides_nothing(monkeypatch, worlds, tmp_path, name, part):
@@ -544,6 +627,7 @@ def test_of_what_has_a_run_missing_nothing_is_drawn(worlds, tmp_path):
 def test_a_caption_says_in_place_of_which_environments(monkeypatch, worlds, tmp_path, name):
     caption, title, summary = drawn(monkeypatch, tmp_path, name, worlds("true", 1) / "laptop")
     suite, games = ("Procgen", LAPTOP.others) if name == "B7" else ("Atari-10", LAPTOP.games)
+    games = [f"{game} (sticky actions 0.1)" if game in STICKY else game for game in games]
     assert caption.startswith(f"{', '.join(games)} in place of {suite}, 1 seed.") and "not enough data" not in caption
     assert ("principal components in place of UMAP, which is not installed" in caption) == (name in ("B2", "B9"))
     assert title == FIGURES[name].title and summary["paper"] == "Mayor et al. 2025"

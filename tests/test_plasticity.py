@@ -53,7 +53,7 @@ def built(script, **flags):
     """One step of temporal difference: the targets follow from two observations. With tau 100 all are dormant."""
     chosen = {"dormant_tau": 100.0} | ({"q_lambda": 0.0} if script is pqn else {"gae_lambda": 0.0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Walk(), num_envs))
+        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
         args, _, network, init, step, measure, keys = script.build(script.Args(**FLAGS | chosen | flags))
     # Within another jit the state is not donated: it is looked at again.
     return SimpleNamespace(
@@ -365,7 +365,7 @@ def ran(script, tmp_path_factory):
     }  # fmt: skip
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Walk(), num_envs))
+        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
         for every in (0, 2, 3) if script is ppo else (0, 2):
             path = script.train(script.Args(**flags, plasticity_every=every))
             _, _, _, init, _, _, keys = script.build(script.Args(**flags))

@@ -37,7 +37,7 @@ class Training:
 
     def __init__(self, toy, args):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(toy, num_envs))
+            patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
             self.args, self.env, self.network, init, step, self.measured, self.keys = ppo_ewma.build(args)
         self.init, self.step = jax.jit(init), jax.jit(step)
 

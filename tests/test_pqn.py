@@ -23,7 +23,7 @@ ARGS = pqn.Args(
 
 def build(toy, args):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(toy, num_envs))
+        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
         return pqn.build(args)
 
 

@@ -3,16 +3,24 @@
 import json
 import re
 import runpy
+import shlex
 import sys
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 import tyro
-from conftest import write_run
+from conftest import Toy, read, write_run
 
+import ppo
+from common import envs
 from common.run.arguments import UsageError
-from experiments import scores
+from experiments import reference_scores, scores
 from experiments.grid import Cell
+
+ROOT = Path(__file__).parents[1]
 
 SKEWED = np.random.default_rng(0).exponential(1.0, (5, 3)) * [1, 3, 10]
 OTHER = np.random.default_rng(1).exponential(1.5, (7, 3)) * [1, 3, 10]  # of more seeds
@@ -136,8 +144,14 @@ def test_known_differences(rliable):
     a, b = np.array([[1.0, 10.0], [3.0, 10.0]]), np.array([[0.0, 4.0], [0.0, 4.0]])
     assert scores.better("x", a, b, above=0.0).estimate == pytest.approx(6.5 - 2.0)
     assert scores.higher("x", a, b, above=0.0).estimate == pytest.approx(6.0 - 2.0)
-    check = scores.contrast("x", lambda x, y: x.max() - 3 * y.max(), b, a, below=-20.0)
-    assert check == ("x", -26.0, -26.0, -26.0, None, -20.0) and check.outcome == "holds"
+    check = scores.contrast("x", lambda x, y: x.max() - 3 * y.max(), b, a, how="maxima", below=-20.0)
+    assert check[:6] == ("x", -26.0, -26.0, -26.0, None, -20.0) and check.outcome == "holds"
+    assert check.samples == (b, a) and check.how.startswith("maxima, 95 % interval") and not check.premise
+
+
+def test_what_runs_have_learned_is_a_premise(rliable):
+    check = scores.learned("x", SKEWED, 0.1)
+    assert check.premise and check.estimate == scores.iqm(SKEWED)[0] and (check.above, check.below) == (0.1, None)
 
 
 @pytest.mark.parametrize("check", [scores.better, scores.higher])
@@ -176,6 +190,84 @@ def test_a_scale_is_that_of_its_game(monkeypatch):
     with pytest.raises(UsageError, match=r"Three: no scale.*One, Two") as error:
         scores.scale("Three")
     assert "\n" not in str(error.value)
+
+
+def test_a_scale_is_for_the_game_with_its_sticky_actions(monkeypatch):
+    """With others it is another game, whose returns are lower."""
+    monkeypatch.setattr(scores, "SCALES", {"One": (1.0, 2.0), "Two": (3.0, 4.0)})
+    monkeypatch.setattr(scores, "STICKY", {"Two": 0.1})
+    assert scores.scale("One", 0.0) == (1.0, 2.0) and scores.scale("Two", 0.1) == (3.0, 4.0)
+    for name, sticky, known in (("One", 0.1, "0"), ("Two", 0.0, "0.1"), ("Two", 0.25, "0.1")):
+        with pytest.raises(UsageError, match=f"^{name} with --sticky-actions {sticky:g}: its scale is for {known}, "):
+            scores.scale(name, sticky)
+
+
+def test_the_scales_of_minatar_are_the_measured_ones():
+    measured = read(ROOT / "results" / "minatar_scores.json")
+    assert set(measured["games"]) == set(reference_scores.GAMES) and measured["random_episodes"] == 4096
+    for game, found in measured["games"].items():
+        returns = found["reference_returns"]
+        assert scores.scale(game, found["sticky_actions"]) == (
+            found["random"]["mean"], pytest.approx(np.mean(returns), rel=1e-3),
+        )  # fmt: skip
+        assert found["sticky_actions"] == scores.STICKY.get(game, 0.0)
+        assert found["reference_seeds"] == list(range(100, 110))
+        assert len(returns) == 10
+        width = np.diff(scipy.stats.t.interval(0.95, 9, scale=scipy.stats.sem(returns)))[0] / 2
+        assert found["reference"]["ci95"] == pytest.approx(width, rel=0.06)  # of two digits
+        words = shlex.split(found["command"])
+        args = tyro.cli(ppo.Args, args=words[2:])
+        assert words[:2] == ["python", "ppo.py"] and args.env_id == game
+        assert (args.sticky_actions, args.seed, args.num_seeds) == (scores.STICKY.get(game, 0.0), 100, 10)
+        assert args.total_timesteps == 4194304 and args.learning_rate == ppo.Args().learning_rate
+
+
+def test_random_returns_are_those_of_a_uniform_policy(monkeypatch):
+    """Of an episode of three steps, in which action 1 pays 1 and the last action is repeated half of the time: 1.5 on
+    average whatever is repeated, but with a variance of 1.375 in place of 0.75."""
+
+    class Pays(Toy):
+        name = "pays"
+
+        def reset(self, key):
+            return jnp.int32(0), jnp.zeros(1)
+
+        def step(self, key, time, action):
+            reward = (action[0] == 1).astype(jnp.float32)
+            return time + 1, jnp.zeros(1), reward, time == 2, jnp.bool_(False), jnp.bool_(False)
+
+    monkeypatch.setattr(envs, "make_suite", lambda *_: Pays())
+    for sticky, variance in (({}, 0.75), ({"pays": 0.5}, 1.375)):
+        monkeypatch.setattr(reference_scores, "STICKY", sticky)
+        returns = np.asarray(reference_scores.random_returns("pays", episodes=4096))
+        assert returns.shape == (4096,) and set(returns.tolist()) == {0.0, 1.0, 2.0, 3.0}
+        assert returns.mean() == pytest.approx(1.5, abs=0.08) and returns.var() == pytest.approx(variance, abs=0.09)
+
+
+def test_reference_scores_are_read_from_the_runs_and_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(reference_scores, "random_returns", lambda game: np.array([1.0, 3.0]))
+    monkeypatch.setattr(reference_scores.grid, "run_missing", lambda runs, *_: [])
+    for game in reference_scores.GAMES:
+        run = reference_scores.cell(game)
+        lines = [
+            {"update": i, "global_step": i, "charts/episodic_return": [float(s + (i > 18)) for s in range(10)]}
+            for i in range(1, 21)
+        ]
+        write_run(tmp_path / "runs", run, lines)
+        record = tmp_path / "runs" / run.name / "args.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"git_dirty": False}))
+    out = tmp_path / "found.json"
+    reference_scores.main(tmp_path / "runs", out=out)
+    found = read(out)["games"]
+    assert list(found) == list(reference_scores.GAMES) and "Freeway-MinAtar: 2 to 5.5" in capsys.readouterr().out
+    for game in found.values():
+        assert game["reference_returns"] == [s + 1 for s in range(10)] and game["reference"]["mean"] == 5.5
+        assert game["random"] == {"mean": 2.0, "ci95": 13.0}  # t of one degree of freedom: 12.7
+    reference_scores.main(tmp_path / "runs", table=True, out=tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
+    monkeypatch.setattr(reference_scores.grid, "state", lambda *_: "missing")
+    with pytest.raises(SystemExit, match="4 of 4 runs are not finished"):
+        reference_scores.main(tmp_path / "runs", table=True)
 
 
 def test_the_scales_of_atari_and_procgen_are_the_published_ones():
@@ -298,6 +390,12 @@ def test_an_unequal_number_of_seeds_is_refused(made):
     made.add("Small", [1.0, 2.0])
     made.add("Large", [1.0, 2.0, 3.0])
     assert "different number of seeds for each game (Small: 2, Large: 3)" in made.refusal()
+
+
+def test_a_run_without_the_scales_sticky_actions_is_refused(made, monkeypatch):
+    monkeypatch.setattr(scores, "STICKY", {"Large": 0.1})
+    made.add("Large", [1.0, 2.0])
+    assert made.refusal().startswith("Large with --sticky-actions 0: its scale is for 0.1")
 
 
 def test_an_unknown_game_is_refused(made):

@@ -1,6 +1,7 @@
 """What a policy visits: the observations of real, small runs, and the share of the plane that made-up ones cover."""
 
 import json
+import shutil
 import sys
 from typing import NamedTuple
 
@@ -12,11 +13,13 @@ from conftest import Toy, write_run
 
 import ppo
 from common import envs
+from common.run.arguments import UsageError
 from experiments import visited
 from experiments.data import Data
 from experiments.grid import Cell
 
 UPDATES, STEPS, ENVS = 48, 8, 4
+EACH = 5  # observations of each of the eight policies
 
 
 class Clock(NamedTuple):
@@ -44,14 +47,16 @@ class Right(Toy):
 
 
 @pytest.mark.parametrize("num_seeds", [1, 2])
-def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypatch, tmp_path, num_seeds):
-    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_: envs.VectorEnv(Right(), num_envs))
+def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_path, num_seeds):
+    """Each goes on from where it was saved: the time says from which, and the last action how good it is."""
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Right(), num_envs))
     monkeypatch.setattr(visited, "SHOWN", 40)
     monkeypatch.setattr(visited, "MEASURED", 64)  # of 32 in each update
     args = ppo.Args(
-        total_timesteps=UPDATES * STEPS * ENVS, num_envs=ENVS, num_steps=STEPS, num_minibatches=2, learning_rate=0.03,
+        total_timesteps=UPDATES * STEPS * ENVS, num_envs=ENVS, num_steps=STEPS, num_minibatches=2, learning_rate=0.0015,
         hidden_sizes=(8,), num_seeds=num_seeds, num_devices=1, num_eval_episodes=0, gamma=0.0, ent_coef=0.0,
-        anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+        anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run", keep_checkpoints=0,
+        checkpoint_every=3,  # more of them than are used
     )  # fmt: skip
     run, cell = ppo.train(args), Cell("ppo", "run", (), UPDATES)
     build, built = ppo.build, []
@@ -62,15 +67,21 @@ def test_observations_are_those_of_the_final_policy_where_the_run_ended(monkeypa
     for seed in seen:
         time, last, own = np.round(seed[:, 0] * 1024), seed[:, 1], seed[:, 2]
         assert len(np.unique(own)) == ENVS and len(np.unique(seed, axis=0)) == 40  # each once
-        assert {0, 1} == {int(t) // STEPS - UPDATES for t in time}  # from both updates
-        assert last.mean() > 0.9  # of a new network: 0.5
+        since = time.reshape(8, EACH) // STEPS - np.arange(6, 54, 6)[:, None]  # updates since the checkpoint
+        assert set(since.ravel()) == {0, 1}  # from both updates that were played
+        assert last[-2 * EACH :].mean() > 0.9 > last[: 2 * EACH].mean()  # of a new network: 0.5
     if num_seeds == 2:
         assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
-    monkeypatch.setattr(visited, "collect", lambda *_: pytest.fail("collected again"))
-    np.testing.assert_array_equal(visited.observations(tmp_path, cell), seen)
-    assert {file.name for file in run.glob("visited*")} == {"visited-40.npy"}
+    with monkeypatch.context() as patch:
+        patch.setattr(visited.Policies, "play", lambda *_: pytest.fail("collected again"))
+        np.testing.assert_array_equal(visited.observations(tmp_path, cell), seen)
+    assert {file.name for file in run.glob("visited*")} == {"visited-8x5.npy"}
+    played = []
+    play = visited.Policies.play
+    monkeypatch.setattr(visited.Policies, "play", lambda self, update: played.append(update) or play(self, update))
     found = visited.measurements(tmp_path, cell)
-    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * num_seeds, abs=1e-3)  # nothing moved
+    assert played == [UPDATES]  # the final network
+    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * num_seeds, abs=0.01)  # nothing moved
     assert found["plasticity/feature_rank"].shape == (num_seeds,) and found["plasticity/weight_norm"].min() > 1
 
 
@@ -79,11 +90,12 @@ def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
     monkeypatch.setattr(visited, "SHOWN", 24)
     monkeypatch.setattr(visited, "MEASURED", 48)
     args = ppo.Args(
-        env_id="Breakout-MinAtar", total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
+        env_id="Breakout-MinAtar", total_timesteps=256, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
         num_seeds=2, num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+        sticky_actions=0.1, keep_checkpoints=0, checkpoint_every=1,
     )  # fmt: skip
     ppo.train(args)
-    seen = visited.observations(tmp_path, Cell("ppo", "run", (), 2))
+    seen = visited.observations(tmp_path, Cell("ppo", "run", (), 8))
     assert seen.shape == (2, 24, 10 * 10 * 4) and seen.dtype == bool
     boards = seen.reshape(2, 24, 10, 10, 4)
     assert (boards[..., 0].sum((2, 3)) == 1).all()  # one paddle ...
@@ -96,15 +108,34 @@ def test_what_a_run_folder_names_is_not_run(monkeypatch, tmp_path):
     (tmp_path / "planted.py").write_text("raise SystemExit('it was imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     args = ppo.Args(
-        env_id="CartPole-v1", total_timesteps=64, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
+        env_id="CartPole-v1", total_timesteps=256, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
         num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
+        keep_checkpoints=0, checkpoint_every=1,
     )  # fmt: skip
     monkeypatch.setattr(visited, "SHOWN", 24)
     monkeypatch.setattr(visited, "MEASURED", 64)
     file = ppo.train(args) / "args.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
-    assert visited.observations(tmp_path, Cell("ppo", "run", (), 2)).shape == (1, 24, 4)
+    assert visited.observations(tmp_path, Cell("ppo", "run", (), 8)).shape == (1, 24, 4)
     assert "planted" not in sys.modules
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UsageError, match="run: has no checkpoint to measure"):
+        visited.measurements(tmp_path, Cell("ppo", "run", (), 8))
+
+
+@pytest.mark.parametrize("there, chosen", [
+    (range(12, 97, 12), [12, 24, 36, 48, 60, 72, 84, 96]),
+    ([*range(1, 97)], [12, 24, 36, 48, 60, 72, 84, 96]),
+    ([11, 12, 23, 36, 50, 60, 72, 83, 88, 96], [12, 23, 36, 50, 60, 72, 83, 96]),
+])  # fmt: skip
+def test_the_policies_are_evenly_spread(there, chosen):
+    assert visited.spread(there, Cell("ppo", "run", (), 96), "run r") == chosen
+
+
+@pytest.mark.parametrize("there", [[96], [48, 96], [12, 24, 36, 48, 60, 84, 96]])
+def test_a_run_without_policies_from_all_of_it_is_refused_in_one_line(there):
+    with pytest.raises(UsageError, match=r"^run r: needs checkpoints spread over its 96 updates; there are .*96$"):
+        visited.spread(there, Cell("ppo", "run", (), 96), "run r")
 
 
 # Coverage
@@ -118,7 +149,7 @@ def runs(tmp_path, monkeypatch):
     def make(name, points, updates=None):
         cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)
         write_run(tmp_path, cell, [{"update": updates or 4, "global_step": 32}])
-        np.save(tmp_path / name / f"visited-{visited.SHOWN}.npy", np.array(points, np.float64))
+        np.save(tmp_path / name / "visited-8x64.npy", np.array(points, np.float64))
         return cell
 
     return make, Data(None, tmp_path)

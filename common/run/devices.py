@@ -160,8 +160,9 @@ def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) 
         most = min(len(devices), at_most or len(devices))
         count = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
         if count < len(devices):
-            why = f"more would not divide {' and '.join(map(str, sizes))}"
-            why += f", or are more than {most}" if most < len(devices) else ""
+            why = (
+                f"more would not divide {' and '.join(map(str, sizes))}" if count < most else f"{most} is the most here"
+            )
             print(f"using {count} of {len(devices)} devices: {why}")
         return devices[:count]
     if wanted > len(devices):

@@ -58,11 +58,12 @@ def cgroup_limit(root: Path = Path("/")) -> float:
     return min(limits)
 
 
-def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, chunks: int) -> Parts:
+def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, sample: int, chunks: int) -> Parts:
     """Peak memory of an update in this many chunks.
 
     state: shapes of the learner and the environments, for all seeds; floats: floats kept per transition in addition to
-    observation, action and two flags; activations: floats that the networks hold at once per observation.
+    observation, action and two flags; activations: floats that the networks hold at once per observation; sample:
+    transitions on which an update is measured.
     """
     size, chunk = math.prod(env.obs_shape), args.num_seeds * args.num_envs // chunks
     stored = -(-size // 8) if env.obs_dtype.kind == "b" else size * env.obs_dtype.itemsize
@@ -72,15 +73,20 @@ def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, chu
         # All states; for the current chunk also those after a step, and what the network computes from them.
         "environments": states + states // chunks + 4 * chunk * (size + activations),
         "rollout": chunk * args.num_steps * (stored + 4 * (env.action_dim + floats) + 2),
-        # One minibatch as floats, and what the gradient keeps of it.
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * (size + 2 * activations),
+        # One minibatch as floats, and what the gradient keeps of it. If there is more, the sample as it is and as
+        # floats; without a gradient a layer is not kept for long.
+        "minibatch": args.num_seeds
+        * max(
+            4 * args.minibatch_size * (size + 2 * activations),
+            min(sample, args.num_envs * args.num_steps) * (stored + 4 * size + activations),
+        ),
     }
 
 
-def check(args: Any, env: Any, state: Any, floats: int, activations: int) -> None:
+def check(args: Any, env: Any, state: Any, floats: int, activations: int, sample: int) -> None:
     """Print what `estimate` says. Raise UsageError if the devices have less than an update or an evaluation needs. The
     arguments are those of `estimate`."""
-    fit(args, env, lambda chunks: estimate(args, env, state, floats, activations, chunks))
+    fit(args, env, lambda chunks: estimate(args, env, state, floats, activations, sample, chunks))
     each = tree_bytes(state.environments) // (args.num_seeds * args.num_envs)
     levels = env.suite.num_levels or 1
     episodes = levels * -(-args.num_eval_episodes // levels)

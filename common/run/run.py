@@ -22,6 +22,7 @@ summary.json and curve.png, and videos/ if there are any.
 import contextlib
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -60,7 +61,8 @@ class Diverged(RuntimeError):
 
 def main(train: Callable[[Any], Any], args_class: type) -> None:
     """Run a script: parse the command line into `args_class` and call `train`. What the user can fix is one line on
-    stderr, not a traceback. The exit code is 2 for bad input, 1 for divergence, 128 + n after signal n."""
+    stderr, not a traceback. The exit code is 2 for bad input, 1 for divergence and for an environment on the host that
+    raises, 128 + n after signal n."""
     script = Path(sys.argv[0]).name
     guard_output()
     try:
@@ -78,10 +80,18 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
         _exit(f"{script}: {error}", 1)
     except KeyboardInterrupt:
         _exit(f"{script}: interrupted", 128 + signal.SIGINT, alone=True)
-    except Exception:
+    except Exception as error:
+        if raised := _raised_on_host(error):
+            _exit(f"{script}: {raised}", 1)
         if not jax.distributed.is_initialized():
             raise
         _exit(traceback.format_exc(), 1, alone=True)
+
+
+def _raised_on_host(error: BaseException) -> str | None:
+    """What an environment on the host has raised (common/suites/host.py). In JAX's own error it is a line of text."""
+    found = re.search(r"UsageError: (.+)", str(error)) if isinstance(error, jax.errors.JaxRuntimeError) else None
+    return found and found[1]
 
 
 def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
@@ -140,7 +150,7 @@ class Run:
         self._stopping = False
         self._old_handlers: dict[int, Any] = {}
         self._warned: set[str] = set()
-        self._failed = False
+        self._failed = self._broken = False
         self._tracker: Tracker | None = None
         self._file: Any = None
         self._first = self.done = self._saved = only or 0  # last updates: restored, done, saved
@@ -194,20 +204,27 @@ class Run:
             self._guard("args.json", lambda: folder.write_json(self.path / "args.json", self.record))
 
     def restore(self, state: Any) -> Any:
-        """The state in the newest intact checkpoint if --resume is given, else `state`."""
+        """The state in the newest intact checkpoint if --resume is given, else `state`. Environments on the host are
+        no part of a checkpoint: theirs are the new episodes of `state`."""
         if not self.args.resume:
             return state
+        from common import envs
+
         updates = checkpoint_updates(self.checkpoints.folder)
         # Its flags are the run's own, so what differs is the code.
         hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
-        state, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False, hint=hint)
+        restored, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False, hint=hint)
+        note = ""
+        if envs.on_host(self.args.env_id):
+            restored = restored._replace(environments=state.environments)
+            note = f"; all episodes begin anew, because {self.args.env_id} cannot be saved"
         self._first = self.done = self._saved = update
         if self.is_main:
             for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
                 damaged.rename(damaged.with_suffix(".damaged"))  # or it would block the next save
             self._drop_lines_after(update)
-            say(f"resuming after update {update} of {self.num_updates}")
-        return state
+            say(f"resuming after update {update} of {self.num_updates}{note}")
+        return restored
 
     def _drop_lines_after(self, update: int) -> None:
         from common.run.plots import read_lines
@@ -256,6 +273,11 @@ class Run:
         try:
             if error is None:
                 self._drain()
+            elif _raised_on_host(error):
+                self._broken = True
+                with contextlib.suppress(jax.errors.JaxRuntimeError):  # the pending update may be the one that raised
+                    self._take()
+                self._write_rows()
             else:
                 self._write_rows()
         finally:
@@ -271,11 +293,12 @@ class Run:
             self._tracker.close()
         if self._lock is not None:
             self._lock.close()
-        if self._signal is not None and self.is_main and newest is not None:
+        stopped = self.is_main and (self._signal is not None or self._broken)
+        if stopped and newest is not None:
             also = ["--distributed"] if jax.process_count() > 1 else []
             command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
             say(f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}")
-        elif self._signal is not None and self.is_main:
+        elif stopped:
             say("stopped before the first checkpoint: there is nothing to go on from")
 
     def updates(self) -> Iterator[int]:

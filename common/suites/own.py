@@ -91,6 +91,7 @@ def source(env_id: str) -> Path | None:
     """The file that an environment came from, once it has been made; None for one that is not a user's own."""
     if ":" not in env_id:
         return None
+    env_id = env_id.removeprefix("gymnasium/")
     module = sys.modules.get(env_id.rpartition(":")[0])
     return find(env_id) or (Path(module.__file__) if getattr(module, "__file__", None) else None)
 
@@ -98,7 +99,7 @@ def source(env_id: str) -> Path | None:
 @functools.cache
 def _load(path: Path, changed: int) -> ModuleType:
     """Run a file; once, unless it has changed: classes of another run would make states of another type."""
-    _importable(path.parent)
+    importable(path.parent)
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -109,7 +110,7 @@ def _import(name: str) -> ModuleType | None:
     """Import a module; None if there is none of this name."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
-    _importable(Path.cwd())
+    importable(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -118,14 +119,14 @@ def _import(name: str) -> ModuleType | None:
         return None
 
 
-def _importable(folder: Path) -> None:
+def importable(folder: Path) -> None:
     """Let files in this folder be imported. Last in line: a user's file must not take the place of a package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 @contextlib.contextmanager
-def _blame(where: str, what: str, file: Any) -> Iterator[None]:
+def blame(where: str, what: str, file: Any) -> Iterator[None]:
     """Say in one line which exception the user's code raises, and at which line of `file`, or else where."""
     try:
         yield
@@ -167,7 +168,7 @@ def optional(module: ModuleType, env_id: str, kwargs: dict[str, Any]) -> Any:
         return module.make(env_id, kwargs)
     where = f"--env-kwargs {json.dumps(kwargs)}"
     _refuse_unknown(where, env_id, kwargs, module.arguments(env_id))
-    with _blame(where, env_id, module.__file__):
+    with blame(where, env_id, module.__file__):
         made = module.make(env_id, kwargs)
     _checked(where, made, module.__file__, made.action_space)
     return made
@@ -179,7 +180,7 @@ def registered(env_id: str, kwargs: dict[str, Any]) -> Gymnax:
 
     where, default = f"--env-kwargs {json.dumps(kwargs)}", gymnax.make(env_id)[0]
     chosen, rest = _split(type(default), kwargs)
-    with _blame(where, env_id, inspect.getfile(type(default))):
+    with blame(where, env_id, inspect.getfile(type(default))):
         env, params = gymnax.make(env_id, **chosen)
     params = _with_fields(where, env_id, type(env), params, rest)
     return _gymnax(where, env, params, inspect.getfile(type(env)), env_id)
@@ -191,7 +192,7 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Own | Gymnax:
     if not (file and name):
         raise UsageError(f"{where}: must be FILE:NAME, such as my_file:MyEnv for the class MyEnv in my_file.py")
     path = find(env_id)
-    with _blame(where, f"importing {path.name if path else file}", path):
+    with blame(where, f"importing {path.name if path else file}", path):
         module = _load(path, path.stat().st_mtime_ns) if path else _import(file)
     if module is None:
         missing = file if file.endswith(".py") else f"{file}.py"
@@ -213,19 +214,19 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Own | Gymnax:
             such = ", ".join(f'"{p}": ...' for p in needed)
             raise UsageError(f"{where}: {name} needs {', '.join(needed)}; add --env-kwargs '{{{such}}}'")
         factory, made = made, None
-        with _blame(where, f"{name}({', '.join(f'{k}={v!r}' for k, v in chosen.items())})", file):
+        with blame(where, f"{name}({', '.join(f'{k}={v!r}' for k, v in chosen.items())})", file):
             made = factory(**chosen)
     else:
         factory = None
     said = f"--env-kwargs {json.dumps(kwargs)}"
-    with _blame(where, name, file):  # attributes may be properties
+    with blame(where, name, file):  # attributes may be properties
         native = hasattr(made, "step_env") or hasattr(made, "reset_env")
         missing = [text for n, text in (NEEDED_IN_GYMNAX if native else NEEDED).items() if not hasattr(made, n)]
     if missing:
         kind = name if inspect.isclass(factory) else _a(made)
         raise UsageError(f"{where}: {kind} has no {', no '.join(missing)}; {PAGE}")
     if native:
-        with _blame(where, "default_params", file):
+        with blame(where, "default_params", file):
             params = made.default_params
         return _gymnax(where, made, _with_fields(said, name, factory, params, rest), file)
     _with_fields(said, name, factory, None, rest)
@@ -286,9 +287,9 @@ def _own(where: str, env: Any, file: Any) -> Own:
 
 def _gymnax(where: str, env: Any, params: Any, file: Any, name: str | None = None) -> Gymnax:
     """Check an environment in gymnax's style. What `Gymnax` would make fit in silence is looked at here."""
-    with _blame(where, "observation_space(params)", file):
+    with blame(where, "observation_space(params)", file):
         declared = getattr(env.observation_space(params), "shape", None)
-    with _blame(where, "action_space(params)", file):
+    with blame(where, "action_space(params)", file):
         space = env.action_space(params)
     if not (hasattr(space, "n") or hasattr(space, "low")):
         wanted = "must be Discrete(n) or Box(low, high, shape) of gymnax.environments.spaces"
@@ -301,13 +302,13 @@ def _gymnax(where: str, env: Any, params: Any, file: Any, name: str | None = Non
             f"{where}: reset_env's obs is {_said(obs)}, but observation_space(params) has shape {tuple(declared)}"
         )
     call = "step_env(key, state, action, params)"
-    with _blame(where, call, file):
+    with blame(where, call, file):
         action = jax.eval_shape(space.sample, jax.random.key(0))
         out = jax.eval_shape(step, jax.random.key(0), state, action)
     if not isinstance(out, tuple | list) or len(out) not in (5, 6):
         raise UsageError(f"{where}: {call} returns {_count(out)}; must be {NATIVE}")
     _same_state(where, state, out[1], "step_env")
-    with _blame(where, "its spaces", file):
+    with blame(where, "its spaces", file):
         suite = Gymnax(env, params, name or type(env).__name__)
     _action_space(where, suite, file)
     _checked(where, suite, file, suite.action_space)
@@ -327,7 +328,7 @@ def _checked(where: str, env: Any, file: Any, space: Discrete | Box) -> tuple[An
         _same_obs(where, obs, begun[1], "reset_to")
     action = jax.ShapeDtypeStruct((len(space[0]),), jnp.float32 if isinstance(space, Box) else jnp.int32)
     call = "step(key, state, action)"
-    with _blame(where, call, file):
+    with blame(where, call, file):
         out = jax.eval_shape(env.step, key, strong, action)
     if not isinstance(out, tuple | list) or len(out) != len(RESULTS):
         raise UsageError(f"{where}: {call} returns {_count(out)}; must be {SIX}")
@@ -344,7 +345,7 @@ def _checked(where: str, env: Any, file: Any, space: Discrete | Box) -> tuple[An
 
 def _pair(where: str, call: str, wanted: str, file: Any, function: Callable, *inputs: Any) -> tuple[Any, Any]:
     """The shapes of the two results of a function."""
-    with _blame(where, call, file):
+    with blame(where, call, file):
         out = jax.eval_shape(function, *inputs)
     if not isinstance(out, tuple | list) or len(out) != 2:
         raise UsageError(f"{where}: {call} returns {_count(out)}; must be 2: {wanted}")
@@ -353,7 +354,7 @@ def _pair(where: str, call: str, wanted: str, file: Any, function: Callable, *in
 
 def _action_space(where: str, env: Any, file: Any) -> Discrete | Box:
     """The action space as a tuple of ints, or as two float32 arrays [D]."""
-    with _blame(where, "action_space", file):
+    with blame(where, "action_space", file):
         space = env.action_space
     wanted = "must be Discrete((n,)), for several choices Discrete((n, m)), or Box(low, high) with arrays [D]"
     wrong = UsageError(f"{where}: action_space is {_a(space)}; {wanted} (common.actions)")

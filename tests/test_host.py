@@ -1,0 +1,356 @@
+"""Environments on the host, --env-id gymnasium/... and envpool/...: a transition is never lost, doubled or wrong."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo
+import ppo_ewma
+import pqn
+from common import envs, evaluation
+from common.run import arguments, devices, run as runs
+from common.run.arguments import UsageError
+
+pytest.importorskip("gymnasium")
+ROOT = Path(__file__).parents[1]
+COUNTING = "gymnasium/counting:Counting-v0"
+SMALL = dict(num_envs=6, num_steps=8, minibatch_size=12, hidden_sizes=(8,), num_eval_episodes=4, plasticity_every=0)
+
+
+def play(env, actions, stagger=0, key=0):
+    """Take these actions [T, N, D] in one compiled program. -> what reset and what the steps returned, last state."""
+
+    def step(state, inputs):
+        state, out = env.step(*inputs[:1], state, inputs[1])
+        return state, out
+
+    @jax.jit
+    def program(key):
+        state, obs = env.reset(key, stagger)
+        last, outs = jax.lax.scan(step, state, (jax.random.split(key, len(actions)), actions))
+        return (state, obs), outs, last
+
+    return jax.device_get(program(jax.random.key(key)))
+
+
+def inner(env, pool=0):
+    """The environments themselves."""
+    return [each.unwrapped for each in env._pools[pool]._envs.envs]
+
+
+def test_every_transition_of_a_counter_is_known():
+    ends, limit, steps, num = (3, 5, 2, 4), 4, 23, 3
+    env = envs.make(COUNTING, num)
+    actions = np.random.default_rng(0).integers(0, 3, (steps, num, 1), np.int32)
+    (_, obs), outs, last = play(env, jnp.array(actions))
+    assert env.obs_dtype == np.float32 and obs.dtype == np.float32 and len(set(obs[:, 0])) == num
+    for i, one in enumerate(inner(env)):
+        episode, time, total, log = 0, 0, 0.0, []
+        assert tuple(obs[i, 1:]) == (0, 0)
+        for t in range(steps):
+            log.append((episode, time, 5 + actions[t, i, 0]))
+            time, total = time + 1, total + 10 * episode + time + 1
+            assert outs.reward[t, i] == 10 * episode + time
+            assert tuple(outs.final_obs[t, i]) == (obs[i, 0], episode, time)
+            ended = time == ends[episode % 4]
+            assert outs.terminated[t, i] == ended and outs.truncated[t, i] == (time >= limit and not ended)
+            assert outs.episode.done[t, i] == (ended or time >= limit)
+            if ended or time >= limit:
+                assert (outs.episode.length[t, i], outs.episode.total_reward[t, i]) == (time, total)
+                episode, time, total = episode + 1, 0, 0.0
+            assert tuple(outs.obs[t, i]) == (obs[i, 0], episode, time)
+        assert one.log == log and one.resets == episode + 1
+        assert (last.length[i], last.total_reward[i]) == (time, total)
+
+
+def test_staggered_environments_have_played_0_to_all_steps():
+    env = envs.make(COUNTING, 5, env_kwargs='{"ends": [99], "limit": 99}')
+    (state, obs), outs, _ = play(env, jnp.zeros((2, 5, 1), jnp.int32), stagger=8)
+    assert list(state.length) == list(obs[:, 2]) == [0, 1, 3, 5, 7]
+    for i, episode in enumerate(obs[:, 1].astype(int)):
+        assert state.total_reward[i] == sum(10 * episode + time for time in range(1, state.length[i] + 1))
+        assert list(outs.obs[:, i, 2]) == [state.length[i] + 1, state.length[i] + 2]
+
+
+def test_sticky_actions_repeat_what_was_executed_and_begin_anew_with_an_episode():
+    env = envs.make(COUNTING, 4, sticky_actions=1.0)
+    play(env, jnp.array(np.random.default_rng(1).integers(0, 3, (30, 4, 1)), jnp.int32))
+    for one in inner(env):
+        first = {episode: action for episode, time, action in one.log if time == 0}
+        assert len(set(first.values())) > 1 and all(action == first[episode] for episode, _, action in one.log)
+    env = envs.make(COUNTING, 4, sticky_actions=0.25, env_kwargs='{"ends": [9999], "limit": 9999}')
+    given = np.random.default_rng(1).integers(0, 3, (500, 4, 1))
+    play(env, jnp.array(given, jnp.int32))
+    done = np.array([[action - 5 for _, _, action in one.log] for one in inner(env)])
+    assert (done == given[..., 0].T).mean() == pytest.approx(1 - 0.25 * 2 / 3, abs=0.04)
+
+
+SPACES = {  # what is observed and what is done, as we have it
+    ("real", "real"): ((2, 2), np.float32, 4),
+    ("scalar", "one of"): ((1,), np.float32, (3,)),
+    ("bytes", "many"): ((2,), np.uint8, (2, 3)),
+    ("one of", "bits"): ((3,), np.bool_, (2, 2, 2)),
+    ("bits", "scalar"): ((3,), np.bool_, 1),
+    ("dict", "real"): ((4,), np.float32, 4),
+}
+
+
+@pytest.mark.parametrize("kinds", SPACES)
+def test_spaces_are_translated(kinds):
+    shape, dtype, actions = SPACES[kinds]
+    kwargs = {"observations": kinds[0], "actions": kinds[1]}
+    env = envs.make("gymnasium/counting:Spaces-v0", 2, env_kwargs=json.dumps(kwargs))
+    assert (env.obs_shape, env.obs_dtype) == (shape, dtype)
+    chosen = np.asarray(env.action_space.sample(jax.random.key(1), 2))
+    if isinstance(actions, tuple):
+        assert env.action_space == envs.Discrete(actions)
+    else:
+        assert len(env.action_space.low) == actions and set(env.action_space.high) == {1}
+        chosen = 3 * chosen  # out of bounds
+    (_, obs), _, _ = play(env, jnp.array(chosen)[None])
+    for i, one in enumerate(inner(env)):
+        seen = one.obs
+        if kinds[0] == "dict":
+            seen = np.concatenate([seen["b"], seen["a"].ravel()])
+        elif kinds[0] == "one of":
+            seen = np.arange(3) - 1 == seen
+        np.testing.assert_allclose(obs[i], np.reshape(seen, shape), rtol=1e-6)
+        done = np.ravel(one.seen[-1] - np.array({"one of": -1, "many": [1, 0]}.get(kinds[1], 0)))
+        np.testing.assert_allclose(done, chosen[i] if isinstance(actions, tuple) else np.clip(chosen[i], -1, 1))
+
+
+def test_pixels_have_their_channels_last_and_stay_bytes():
+    env = envs.make("gymnasium/counting:Pixels-v0", 2)
+    assert env.obs_shape == (36, 40, 2) and env.obs_dtype == np.uint8
+    _, outs, _ = play(env, jnp.zeros((5, 2, 1), jnp.int32))
+    lit = [one.lit for one in inner(env)]
+    for obs, channel in zip(outs.obs[-1], lit, strict=True):
+        assert (obs[1:9, 2:7, channel] == 200).all() and obs.sum() == 200 * 40
+
+
+def test_an_evaluation_plays_one_episode_in_each_of_its_own_environments():
+    env = envs.make(COUNTING, 2)
+    play(env, jnp.zeros((3, 2, 1), jnp.int32))
+    before = [list(one.log) for one in inner(env)]
+    act = lambda obs, key: jnp.zeros((len(obs), 1), jnp.int32)  # noqa: E731
+    first = jax.jit(lambda key: evaluation.play(env.suite, 5, act, key))(jax.random.key(0))
+    assert first.length.tolist() == [3] * 5 and first.total_reward.tolist() == [1 + 2 + 3] * 5
+    assert [one.log for one in inner(env)] == before
+    again = envs.copies(env.suite, 5, auto_reset=False)
+    for key in range(2):
+        play(again, jnp.zeros((1, 5, 1), jnp.int32), key=key)
+    assert len(again._pools) == 1
+
+
+def lines(path):
+    kept = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in line.items() if name not in ("time", "charts/SPS")} for line in kept]
+
+
+@pytest.mark.parametrize("script", [ppo, ppo_ewma, pqn])
+def test_the_same_seed_gives_the_same_run(script):
+    args = script.Args(**SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=10 * 48, num_rollout_chunks=2)
+    _, _, _, init, step, _, _ = script.build(args)
+    ends = []
+    for seed in (0, 0, 1):
+        state = init(devices.OnDevices(jax.devices()[:1], 1).keys(seed))
+        for _ in range(5):
+            state, metrics, _ = step(state)
+        assert np.isfinite(metrics["outer/kl"])
+        which = state.environments.state._replace(pool=0)
+        ends.append(jax.device_get((state.learner, state.environments._replace(state=which), metrics)))
+    jax.tree.map(np.testing.assert_array_equal, ends[0], ends[1])
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (ends[0], ends[2])), strict=True))
+
+
+def test_each_chunk_has_its_own_environments(tmp_path):
+    args = ppo.Args(**SMALL, env_id=COUNTING, total_timesteps=2 * 48, num_rollout_chunks=2, runs_dir=str(tmp_path))
+    _, env, _, init, step, _, keys = ppo.build(args)
+    state = init(keys)
+    assert state.environments.state.pool.tolist() == [[0], [1]]
+    assert len({float(x) for x in state.environments.obs[..., 0].ravel()}) == 6
+    for _ in range(2):
+        state = step(state)[0]
+    logs = [one.log for pool in (0, 1) for one in inner(env, pool)]
+    times = [(episode, time) for episode, time, _ in logs[0]]
+    assert len(times) == 16 and all([log[:2] for log in one] == times for one in logs)
+
+
+def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_path, capsys):
+    args = ppo.Args(
+        **SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=4 * 48, checkpoint_every=2, runs_dir=str(tmp_path)
+    )
+    path = ppo.train(args)
+    whole = lines(path)
+    shutil.rmtree(path / "checkpoints/4")
+    _, _, _, init, _, _, keys = ppo.build(args)
+    fresh = init(keys)
+    saved = runs.Checkpoints(path / "checkpoints", 3)
+    state = runs.Run(runs.begin(ppo.Args(resume=str(path)), ppo.__file__), ppo.__file__)
+    restored = state.restore(jax.tree.map(lambda x: x, fresh))
+    state._lock.close()
+    assert int(restored.update) == 2 and saved.newest().name == "2"
+    jax.tree.map(np.testing.assert_array_equal, restored.environments, fresh.environments)
+    assert not np.array_equal(jax.random.key_data(restored.key), jax.random.key_data(fresh.key))
+    before = jax.tree.leaves(restored.learner.params)[0]
+    assert not np.array_equal(before, jax.tree.leaves(fresh.learner.params)[0])
+    capsys.readouterr()
+    assert ppo.train(ppo.Args(resume=str(path))) == path
+    said = [line for line in capsys.readouterr().err.splitlines() if "resuming" in line]
+    assert said == [
+        "resuming after update 2 of 4; all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
+    ]
+    assert lines(path)[:2] == whole[:2] and [line["update"] for line in lines(path)] == [1, 2, 3, 4, 4]
+
+
+def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(tmp_path):
+    words = "--num-envs 6 --num-steps 8 --minibatch-size 12 --hidden-sizes 8 --total-timesteps 480 --checkpoint-every 2"
+    command = [sys.executable, str(ROOT / "ppo.py"), "--env-id", COUNTING, "--env-kwargs", '{"fail_at": 39}']
+    command += [*words.split(), "--runs-dir", str(tmp_path), "--run-name", "broken", "--plasticity-every", "0"]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)
+    err = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    where = f'ppo.py: --env-id {COUNTING} --env-kwargs {{"fail_at": 39}}: step raises ValueError: the cable is ('
+    assert err[-1].startswith(where) and "counting.py:" in err[-1]
+    assert "the newest checkpoint is that of update 4; to go on: python" in err[-2]
+    assert [line["update"] for line in lines(tmp_path / "broken")] == [1, 2, 3, 4]
+    assert (tmp_path / "broken/environment.py").read_text() == (ROOT / "tests/counting.py").read_text()
+
+
+WRONG = {
+    "gymnasium/CartPole-v7": (dict(), "version `v7` .* did you mean CartPole-v1, CartPole-v0"),
+    "gymnasium/CratPole-v1": (dict(), "doesn't exist.* did you mean CartPole-v1"),
+    "gymnasium/nowhere:Some-v0": (dict(), "importing nowhere raises ModuleNotFoundError"),
+    "gymnasium/Blackjack-v1": (dict(), r"its observations are Tuple\(.*\); must be Box, Discrete"),
+    "gymnasium/counting:Spaces-v0": (dict(env_kwargs='{"actions": "text"}'), r"its actions are Text\(.*; must be Disc"),
+    "gymnasium/Pendulum-v1": (
+        dict(env_kwargs='{"gravity": 3}'),
+        '--env-kwargs {"gravity": 3}: making it raises Type',
+    ),
+    "gymnasium/CartPole-v1": (dict(num_seeds=2), "--num-seeds 2: .* start one run per seed"),
+    "gymnasium/Acrobot-v1": (dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
+    COUNTING: (dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable is \(.*counting.py:\d+\)"),
+    "gymnasium/MountainCar-v0": (dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
+}
+
+
+@pytest.mark.parametrize("env_id", WRONG)
+def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id):
+    given, said = WRONG[env_id]
+    with pytest.raises(UsageError, match=said) as error:
+        ppo.build(ppo.Args(**{**SMALL, **given, "env_id": env_id}))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "envpool"])
+def test_a_suite_that_is_not_installed_says_what_to_install(monkeypatch, kind):
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(UsageError, match=f"{kind} is not installed; pip install -r requirements-{kind}.txt"):
+        envs.make(f"{kind}/CartPole-v1", 2)
+    assert f"{kind}==" in (ROOT / f"requirements-{kind}.txt").read_text()
+
+
+def test_a_script_learns_from_pixels(tmp_path):
+    args = ppo.Args(
+        **dict(SMALL, num_envs=8, num_steps=24, minibatch_size=48, hidden_sizes=(32,), num_eval_episodes=0),
+        **dict(env_id="gymnasium/counting:Pixels-v0", network="nature", shared_encoder=True, activation="relu"),
+        **dict(total_timesteps=12 * 192, runs_dir=str(tmp_path), log_every=4),
+    )
+    first, _, last = lines(ppo.train(args))
+    assert first["charts/episodic_return"] < 4.5 and last["charts/episodic_return"] > 5.5
+
+
+def test_the_page_is_true(tmp_path, monkeypatch):
+    """docs/host.md: its module works, its commands are accepted, and it quotes errors as they are."""
+    page = (ROOT / "docs/host.md").read_text()
+    (module,) = re.findall(r"```python\n(.+?)```", page, re.S)
+    (tmp_path / "my_module.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    commands = re.findall(r"^python ppo.py (.+)$", page, re.M)
+    args = [arguments.parse(ppo.Args, "", shlex.split(command)) for command in commands]
+    assert [each.env_id.partition("/")[0] for each in args] == ["gymnasium", "envpool", "gymnasium", "envpool"]
+    env = envs.make(args[2].env_id, 2, env_kwargs=args[2].env_kwargs)
+    (_, _), outs, _ = play(env, jnp.zeros((51, 2, 1), jnp.int32))
+    assert inner(env)[0].size == 6 and outs.truncated.any() and outs.episode.length.max() == 50
+    quoted = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
+    flags = [["--env-id", id] for id in ("gymnasium/CratPole-v1", "gymnasium/Blackjack-v1")]
+    for words, line in zip([*flags, ["--num-seeds", "2", "--env-id", "gymnasium/CartPole-v1"]], quoted, strict=True):
+        with pytest.raises(UsageError) as error:
+            ppo.build(arguments.parse(ppo.Args, "", words))
+        assert str(error.value) == line
+
+
+# envpool
+
+
+def bare(name, actions, seed, **kwargs):
+    """What the environments do in envpool's own loop, where the step after an end starts an episode and takes no
+    action: each [T, N, ...] by name, and obs, what each action was taken on."""
+    import envpool
+
+    steps, num = actions.shape
+    pool = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, **kwargs)
+    obs, _ = pool.reset()
+    found = {
+        key: [[] for _ in range(num)] for key in ("obs", "final_obs", "reward", "terminated", "truncated", "lives")
+    }
+    ended = np.zeros(num, bool)
+    while min(map(len, found["reward"])) < steps:
+        taken = np.array([len(rewards) for rewards in found["reward"]])
+        chosen = actions[np.minimum(taken, steps - 1), np.arange(num)]
+        before, (obs, reward, terminated, truncated, info) = obs, pool.step(chosen)
+        for i in np.flatnonzero(~ended & (taken < steps)):
+            values = (before[i], obs[i], reward[i], terminated[i], truncated[i], info.get("lives", np.zeros(num))[i])
+            for key, value in zip(found, values, strict=True):
+                found[key][i].append(value)
+        ended = ~ended & (terminated | truncated)
+    return {key: np.array([rows[:steps] for rows in found[key]]).swapaxes(0, 1) for key in found}
+
+
+GAMES = {"CartPole-v1": dict(max_episode_steps=25), "Breakout-v5": dict(episodic_life=True, reward_clip=True)}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_envpool_plays_as_in_its_own_loop(monkeypatch, name):
+    pytest.importorskip("envpool")
+    env = envs.make(f"envpool/{name}", 3, env_kwargs=json.dumps(GAMES[name]))
+    seeds, make = [], env.suite._make
+    monkeypatch.setattr(env.suite, "_make", lambda num, seed, **kwargs: seeds.append(seed) or make(num, seed, **kwargs))
+    actions = np.random.default_rng(0).integers(0, env.action_space.nvec[0], (300, 3), np.int32)
+    (_, obs), outs, _ = play(env, jnp.array(actions)[..., None])
+    theirs = bare(name, actions, seeds[0], **GAMES[name])
+    if name == "Breakout-v5":
+        theirs |= {key: np.moveaxis(theirs[key], 2, -1) for key in ("obs", "final_obs")}
+    np.testing.assert_array_equal(np.concatenate([obs[None], outs.obs[:-1]]), theirs["obs"])
+    for key in ("final_obs", "reward", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(outs, key), theirs[key], err_msg=key)
+    ends = theirs["terminated"] | theirs["truncated"]
+    assert ends.sum() > 8
+    if name == "CartPole-v1":
+        assert theirs["truncated"].any() and (outs.episode.done == ends).all()
+    else:  # an episode is a life, and what is counted is the game
+        assert (outs.episode.done == (ends & (theirs["lives"] == 0))).all() and outs.episode.done.any()
+
+
+def test_minigrid_shows_symbols_and_no_pixels():
+    pytest.importorskip("envpool")
+    env = envs.make("envpool/MiniGrid-Empty-5x5-v0", 2)
+    assert env.obs_shape == (7, 7, 3) and env.obs_dtype == np.int8
+
+
+def test_what_envpool_does_not_know_is_one_line():
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match="envpool has no Pnog-v5; did you mean Pong-v5"):
+        envs.make("envpool/Pnog-v5", 2)
+    with pytest.raises(UsageError, match=r'--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size'):
+        envs.make("envpool/CartPole-v1", 2, env_kwargs='{"batch_size": 1}')
