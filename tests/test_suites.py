@@ -1,6 +1,7 @@
 """The optional suites step as they do by themselves, and their runs resume bit for bit.
 
-Each test is skipped where its suite is not installed (requirements-<suite>.txt).
+Each test is skipped where its suite is not installed (requirements-<suite>.txt). Run the slow ones, which .ci/run
+leaves out, when another version of a suite is to be used: pytest -m slow tests/test_suites.py
 """
 
 import functools
@@ -282,7 +283,8 @@ def test_playground_that_cannot_download_its_models_is_one_line(monkeypatch):
 # Episodes
 
 
-@each_suite
+# playground's differ from brax's in nothing but the 20 s that they take to compile.
+@pytest.mark.parametrize("suite", ["xminigrid", "craftax", "brax", pytest.param("playground", marks=pytest.mark.slow)])
 def test_episodes_are_cut_at_the_limit_and_begin_anew(suite):
     """All are truncated together. Each then begins in a world that none had before, and the next limit is as far
     away; the last observation of the old episode is given, too. In a stack of two, each observation stays for a
@@ -320,8 +322,8 @@ def test_episodes_are_cut_at_the_limit_and_begin_anew(suite):
 # Runs
 
 
-FLAGS = "--sticky-actions 0.25 --num-envs 8 --num-steps 4 --minibatch-size 16 --update-epochs 1 --hidden-sizes 8 "
-FLAGS += "--num-devices 2 --total-timesteps 192 --num-eval-episodes 0 --plasticity-every 0 "
+FLAGS = "--sticky-actions 0.25 --time-limit 5 --num-envs 8 --num-steps 4 --minibatch-size 16 --update-epochs 1 "
+FLAGS += "--hidden-sizes 8 --num-devices 2 --total-timesteps 192 --num-eval-episodes 0 --plasticity-every 0 "
 FLAGS += "--checkpoint-every 3 --keep-checkpoints 0"
 
 
@@ -330,8 +332,8 @@ def call(monkeypatch, *flags):
     runs.main(ppo.train, ppo.Args)
 
 
-# One suite will do for every day: brax, in whose states there are arrays of size 0 and structures without fields.
-@pytest.mark.parametrize("suite", [pytest.param(s, marks=[pytest.mark.slow] * (s != "brax")) for s in SHORT])
+# One suite will do for every day; tests/test_runs.py has states such as brax's, with arrays of size 0.
+@pytest.mark.parametrize("suite", [pytest.param(s, marks=[pytest.mark.slow] * (s != "xminigrid")) for s in SHORT])
 def test_a_resumed_run_equals_a_straight_one(suite, monkeypatch, tmp_path):
     """Bit for bit, over several ends of episodes, from a checkpoint within one: everything that is stored, and every
     metric."""

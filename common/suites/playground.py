@@ -1,12 +1,16 @@
 """MuJoCo Playground (https://github.com/google-deepmind/mujoco_playground): the control suite and robots, in MJX."""
 
+import contextlib
+import io
 import subprocess
 from typing import Any
 
 from common.run.arguments import UsageError
+from common.run.tracking import say
 from common.suites.brax import Brax, quiet
 
 PREFIX = "playground/"
+MODELS = "https://github.com/google-deepmind/mujoco_menagerie"
 
 
 def _registry() -> Any:
@@ -39,11 +43,14 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
     config = _registry().get_default_config(name)
     config.impl = "jax"  # not warp, which needs an NVIDIA GPU
     config.update_from_flattened_dict(kwargs)
+    from mujoco_playground._src import mjx_env
+
+    if name not in _registry().dm_control_suite.ALL_ENVS and not mjx_env.MENAGERIE_PATH.exists():
+        say(f"{env_id}: downloading the models of all robots from {MODELS}, once")
     try:
-        with quiet():
+        with quiet(), contextlib.redirect_stderr(io.StringIO()):
             env = _registry().load(name, config=config)
     except subprocess.CalledProcessError:
-        where = "https://github.com/google-deepmind/mujoco_menagerie"
         others = f"the control suite, such as {PREFIX}CartpoleBalance, needs none"
-        raise UsageError(f"--env-id {env_id}: its models could not be downloaded from {where}; {others}") from None
+        raise UsageError(f"--env-id {env_id}: its models could not be downloaded from {MODELS}; {others}") from None
     return Brax(env, env_id, config.episode_length)
