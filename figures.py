@@ -98,9 +98,8 @@ class Args:
     def names(self) -> list[str]:
         if self.list_ and not self.figures:
             return list(FIGURES)
-        if "all" in self.figures:  # except figures that this preset does not have or cannot run
-            presets = {name: PRESETS[PAPERS[name]].get(self.preset) for name in FIGURES}
-            return [name for name, preset in presets.items() if self.list_ or (preset and not preset.missing)]
+        if "all" in self.figures:  # except figures that this preset does not have
+            return [name for name in FIGURES if self.list_ or self.preset in PRESETS[PAPERS[name]]]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
@@ -139,9 +138,6 @@ def main(args: Args) -> None:
         for cell in missing:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
-    for name in args.names if missing and args.launch != "none" else ():
-        if problem := PRESETS[PAPERS[name]][args.preset].missing:
-            raise UsageError(f"figure {name} with --preset {args.preset}: {problem}")
     if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
         scores.rliable()  # fails now if it is missing, not after hours of runs
     if args.launch == "slurm" and missing:
@@ -188,7 +184,8 @@ def draw(name: str, args: Args, folder: Path) -> None:
     found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
     where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(environment(dict(cell.flags)) for cell in needed))
-    where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
+    stand_in = figure.suite and (figure.lacking or args.preset != "paper")
+    where += f" in place of {figure.suite}" if stand_in else ""
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
@@ -246,16 +243,18 @@ def ends(mean: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     """Returns a run's command, hardware and results."""
+    runs = cell.parts or (cell,)
     try:
-        record = json.loads((folder / cell.name / "args.json").read_text())
+        records = [json.loads((folder / run.name / "args.json").read_text()) for run in runs]
     except (OSError, ValueError):
         return {"run": cell.name}
+    record = records[0]
     key = performance(data.p, cell)
     x, y = data.curve(cell, key)
     mean, width = plots.mean_and_ci(y)
     thin = slice(None, None, max(1, len(x) // 32))
     return {
-        "command": shlex.join(["python", *shlex.split(record["command"])]),
+        "command": "; ".join(shlex.join(["python", *shlex.split(record["command"])]) for record in records),
         "git_commit": record["git_commit"],
         "git_dirty": record.get("git_dirty"),
         "started": record["started"],

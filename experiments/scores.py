@@ -40,7 +40,10 @@ MINATAR = {
 }
 # Procgen, hard: the ranges in table 1 of Cobbe et al. 2020. Paper B does not say which two games it used.
 PROCGEN = {"Bigfish": (0.0, 40.0), "Starpilot": (1.5, 35.0)}
+# A random and an expert policy of Fu et al. 2020 (D4RL), of MuJoCo's tasks of version 2.
+MUJOCO = {"HalfCheetah": (-280.2, 12135.0), "Walker2d": (1.6, 4592.3), "Ant": (-325.6, 3879.7)}
 SCALES = {f"envpool/{game}Hard-v0": scale for game, scale in PROCGEN.items()}
+SCALES |= {f"envpool/{task}-v5": scale for task, scale in MUJOCO.items()}
 SCALES |= {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
 SCALES |= MINATAR
 
