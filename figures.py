@@ -39,7 +39,7 @@ from experiments.verdicts import OUTCOMES, Outcome, together, verdict
 
 PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
-ON_CPUS = ("laptop", "breakout")  # presets
+ON_CPUS = ("laptop", "breakout", "atari-mini")  # presets
 PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", paper_b: "paper B"}
 
 
@@ -52,11 +52,15 @@ def in_order(name: str) -> tuple:
 FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_order)}
 
 
+def presets_of(name: str) -> dict[str, Any]:
+    return PRESETS[PAPERS[name]] | (paper_b_runs.OF_B1A if name == "B1a" else {})
+
+
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "breakout", "atari-mini", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
@@ -85,8 +89,8 @@ class Args:
         if not self.figures and not self.list_ and not self.tally:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
         for name in set(self.figures) - {"all"}:
-            if self.preset not in PRESETS[PAPERS[name]]:
-                known = ", ".join(PRESETS[PAPERS[name]])
+            if self.preset not in presets_of(name):
+                known = ", ".join(presets_of(name))
                 raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
         if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
             raise UsageError(
@@ -99,7 +103,7 @@ class Args:
         if self.list_ and not self.figures:
             return list(FIGURES)
         if "all" in self.figures:  # except figures that this preset does not have
-            return [name for name in FIGURES if self.list_ or self.preset in PRESETS[PAPERS[name]]]
+            return [name for name in FIGURES if self.list_ or self.preset in presets_of(name)]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
@@ -160,7 +164,7 @@ def main(args: Args) -> None:
 
 
 def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
-    return FIGURES[name].cells(PRESETS[PAPERS[name]][preset])
+    return FIGURES[name].cells(presets_of(name)[preset])
 
 
 def default_jobs(preset: str) -> int:
@@ -176,7 +180,7 @@ def output(name: str, args: Args) -> Path:
 def draw(name: str, args: Args, folder: Path) -> None:
     """Draws a figure from the finished runs, and writes and prints its verdict."""
     figure, paper, cells = FIGURES[name], PAPERS[name], cells_of(name, args.preset)
-    preset = PRESETS[paper][args.preset]
+    preset = presets_of(name)[args.preset]
     data = Data(preset, folder)
     shown, checks = figure.show(data, cells)
     needed = grid.with_sources(list(cells.values()))  # each run once, even if it has several roles
@@ -317,12 +321,12 @@ def list_figures(args: Args) -> None:
         names = [name for name in args.names if citation == PAPERS[name].CITATION]
         print(citation)
         for paper in dict.fromkeys(PAPERS[name] for name in names):
-            for preset_name, preset in PRESETS[paper].items():
+            for preset_name, preset in (PRESETS[paper] | (paper_b_runs.OF_B1A if paper is paper_b else {})).items():
                 print(f"preset {preset_name}: {preset.about}")
         print()
         for name in names:
             there = []
-            for preset_name in PRESETS[PAPERS[name]]:
+            for preset_name in presets_of(name):
                 cells = grid.with_sources(list(cells_of(name, preset_name).values()))
                 done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
                 there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")

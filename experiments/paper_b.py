@@ -151,8 +151,12 @@ def show_same_data(d: Data, cells: Cells) -> Shown:
     (envs, steps), base = d.p.flat, (d.p.base["num_envs"], d.p.base["num_steps"])
     names = {"base": f"N {base[0]}, K {base[1]}", "flat": f"N {envs}, K {steps}"}
     what = f"final score, {names['flat']} less {names['base']}"
-    check = scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)
-    return iqm_curves(d, cells, names), [check]
+    checks = [scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)]
+    if d.p.with_pqn:
+        names |= {("pqn", key): f"PQN, {label}" for key, label in names.items()}
+        found = (final(d, cells, ("pqn", key)) for key in ("flat", "base"))
+        checks += [scores.better(f"PQN: {what}", *found)]
+    return iqm_curves(d, cells, names), checks
 
 
 @figure(

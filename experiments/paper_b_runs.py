@@ -35,6 +35,7 @@ class Preset:
     others_base: dict[str, Any]
     robots: tuple[str, ...]
     robots_base: dict[str, Any]
+    with_pqn: bool = False  # figure 1a also has PQN
 
     performance = "charts/episodic_return"
 
@@ -65,6 +66,7 @@ ROBOTS = dict(
 )  # fmt: skip
 SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-3, num_devices=1)
 MINATAR = dict(network="cnn", hidden_sizes=(128,))
+FEW = dict(num_seeds=3, num_devices=1)
 ON_HOST = "envpool/"  # prefix of environments of which a run can have one seed only
 GRID = dict(factor=4, factors=(2, 4), many_factors=(1, 2, 4, 8, 16), gammas=(0.95, 0.99, 0.999))
 PRESETS = {
@@ -89,6 +91,16 @@ PRESETS = {
         others=tuple(f"{ON_HOST}{name}Hard-v0" for name in scores.PROCGEN), others_base=PROCGEN,
         reuse=((1, 1), (4, 1), (1, 4)),
         robots=tuple(f"{ON_HOST}{name}-v5" for name in scores.MUJOCO), robots_base=ROBOTS,
+    ),
+}  # fmt: skip
+OF_B1A = {  # figure 1a has one more
+    "atari-mini": Preset(
+        about="figure B1a on Atari's Breakout, for PPO and PQN, 200,704 steps, 3 seeds, an hour on two cores; it shows "
+        "that Atari works, and no more",
+        games=(f"{ON_HOST}Breakout-v5",), total_timesteps=196 * 1024, flat=(128, 8), with_pqn=True,
+        base=PAPER | ATARI | FEW, pqn=PAPER_PQN | ATARI | FEW | dict(exploration_timesteps=20_000), **GRID,
+        others=(f"{ON_HOST}BigfishHard-v0",), others_base=PROCGEN, reuse=((1, 1), (4, 1)),
+        robots=(f"{ON_HOST}HalfCheetah-v5",), robots_base=ROBOTS,
     ),
 }  # fmt: skip
 
@@ -133,8 +145,11 @@ def sizes(base: dict[str, Any], factors: tuple[int, ...]) -> dict[Any, dict[str,
 
 
 def same_data_cells(p: Preset) -> Cells:
+    """Returns runs by their sizes; those of PQN, if the preset has them, by the name of the script, too."""
     envs, steps = p.flat
-    return for_games(p, {"base": {}, "flat": {"num_envs": envs, "num_steps": steps}})
+    variants = {"base": {}, "flat": {"num_envs": envs, "num_steps": steps}}
+    pqn = {("pqn", key): flags for key, flags in variants.items() if p.with_pqn}
+    return for_games(p, variants) | for_games(p, pqn, "pqn")
 
 
 def more_data_cells(p: Preset) -> Cells:

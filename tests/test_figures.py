@@ -204,6 +204,7 @@ def test_every_figure_has_the_presets_of_its_paper():
         assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
     assert list(PRESETS) == ["laptop", "breakout", "gpu", "paper"]
     assert all({"laptop", "gpu", "paper"} <= presets.keys() <= PRESETS.keys() for presets in figures.PRESETS.values())
+    assert [name for name in of_b if "atari-mini" in figures.presets_of(name)] == ["B1a"]
 
 
 @pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "14"), ("12a", "12b")])

@@ -675,6 +675,18 @@ def test_the_other_games_have_panels_of_their_own(shown):
         assert last.mean() == pytest.approx(expected, rel=0.05)
 
 
+def test_one_game_of_atari_has_both_scripts(monkeypatch, tmp_path):
+    cells = figures.cells_of("B1a", "atari-mini")
+    assert [cell.script for cell in cells.values()] == ["ppo", "ppo", "pqn", "pqn"]
+    for (key, _), cell in cells.items():
+        flags = dict(cell.flags)
+        assert (flags["num_envs"], flags["num_steps"]) == ((128, 8) if "flat" in key else (8, 128))
+        assert len(cell.parts) == 3 and flags["network"] == "nature"
+    _, _, summary = drawn(monkeypatch, tmp_path, "B1a", tmp_path / "nothing", "atari-mini")
+    decides, reported = summary["checks"]
+    assert reported["what"] == "PQN: " + decides["what"] and reported["outcome"] == "reported"
+
+
 def test_of_an_environment_on_the_host_each_seed_is_a_run_and_they_count_as_one(worlds):
     (cell, *_), folder = FIGURES["B8"].cells(LAPTOP).values(), worlds("true", 5) / "laptop"
     assert [(dict(run.flags)["seed"], dict(run.flags)["num_seeds"]) for run in cell.parts] == [(s, 1) for s in range(5)]
