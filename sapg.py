@@ -362,7 +362,7 @@ def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, ga
 
 
 def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_obs: Any, follower: Any) -> Batch:
-    """A follower's rollout, t [T, N / C] and then last_obs, as the leader's (Singla et al. 2024, section 4). Targets
+    """A follower's rollout, t [T, N / C] and then last_obs, as the leader's (Singla et al. 2024). Targets
     are of one step, r + gamma (1 - terminated) V(s'); log_prob is that of who acted. -> [T * N / (C M), ...]."""
     size = t.value.shape[1] // args.num_blocks
     part = partial(jax.lax.dynamic_slice_in_dim, start_index=follower * size, slice_size=size)
@@ -394,7 +394,7 @@ def take_rows(rows: jax.Array, *batches: Any) -> Any:
 
 
 def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7; of relabelled rows Singla et al. 2024, eq. 4), value and entropy
+    """Clipped surrogate (Schulman et al. 2017, eq. 7; of relabelled rows Singla et al. 2024), value and entropy
     terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
