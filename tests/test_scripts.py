@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("ppo", "ppo_ewma", "pqn", "sfl_kinetix", "stochastic_opt", "figures")  # not what a user has copied from them
+# Not what a user has copied from them.
+NAMES = ("ppo", "ppo_ewma", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
@@ -42,7 +43,21 @@ PPO_SFL_DIFFERENT = SFL_DIFFERENT | {
     "Args.clip_eps": "names either policy that it is near",
     "ppo_loss": "with --com as in ppo_ewma.py, without as in ppo.py",
 }
+BLOCKS = "policies of several blocks, of which the leader also learns from another one"
+SAPG_DIFFERENT = {
+    **dict.fromkeys(("Args.__post_init__", "Args.num_envs", "Args.base_num_envs", "Args.ent_coef"), BLOCKS),
+    **dict.fromkeys(("Encoder", "ActorCritic", "Transition", "Batch", "forward", "rollout", "ppo_loss"), BLOCKS),
+    **dict.fromkeys(("optimise", "measure_update", "measure_plasticity", "update"), BLOCKS),
+    **dict.fromkeys(("init_state", "build", "train"), BLOCKS),
+}
+NOT_IN_PQN = ("Args.ent_coef", "Encoder", "ActorCritic", "ppo_loss")
+NOT_IN_SFL = ("Encoder", "ActorCritic")
 DIFFERENT = {
+    ("ppo", "sapg"): SAPG_DIFFERENT,
+    ("ppo_ewma", "sapg"): SAPG_DIFFERENT | {"Args.clip_eps": "another policy to be near", "Learner": PROXIMAL},
+    ("sapg", "pqn"): Q_DIFFERENT | {name: why for name, why in SAPG_DIFFERENT.items() if name not in NOT_IN_PQN},
+    ("sapg", "sfl_kinetix"): PPO_SFL_DIFFERENT
+    | {name: why for name, why in SAPG_DIFFERENT.items() if name not in NOT_IN_SFL},
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
     ("pqn", "sfl_kinetix"): SFL_DIFFERENT
@@ -72,7 +87,7 @@ DIFFERENT = {
             "Args.env_id": "a name, not a flag",
             "Args.__post_init__": "checks its own flags",
         }
-        for script in ("ppo", "ppo_ewma", "pqn", "sfl_kinetix")
+        for script in ("ppo", "ppo_ewma", "sapg", "pqn", "sfl_kinetix")
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]
