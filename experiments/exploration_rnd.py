@@ -72,7 +72,8 @@ def shares(lines: list[dict[str, Any]], begin: float, end: float) -> np.ndarray:
     """The share of all episodes ending between these steps that reach the goal. -> [seeds], NaN if none ends."""
     kept = [line for line in lines if begin < line["global_step"] <= end and COUNT in line]
     count, share = (np.array([line[key] for line in kept], np.float64) for key in (COUNT, SOLVED))
-    return np.where(count > 0, count * share, 0.0).sum(0) / count.sum(0)
+    with np.errstate(invalid="ignore"):
+        return np.where(count > 0, count * share, 0.0).sum(0) / count.sum(0)
 
 
 def first_steps(lines: list[dict[str, Any]]) -> list[int | None]:
