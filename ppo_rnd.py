@@ -1,8 +1,8 @@
 """PPO with random network distillation (RND; Burda et al. 2018, https://arxiv.org/abs/1810.12894), for rewards that are
 rarely found.
 
-    python ppo_rnd.py --env-id DeepSea-bsuite --env-kwargs '{"size": 16}' --num-envs 64 --total-timesteps 2000000
-    python ppo_rnd.py --int-coef 0                                 # ppo.py: what is new is not rewarded
+    python ppo_rnd.py --env-id xminigrid/MiniGrid-DoorKey-8x8 --env-kwargs '{"max_steps": 100}' --num-envs 512
+    python ppo_rnd.py --int-coef 0                                 # what is new is not rewarded
 
 A predictor learns to give the output of a fixed random network for each observation that has been met. Its error is
 large where few have been, and the policy is also rewarded for that: this intrinsic reward is the error at the
@@ -244,7 +244,7 @@ class Learner(NamedTuple):
 
     params: Any
     opt_state: Any  # of the parameters and the predictor's
-    distillation: Distillation
+    rnd: Distillation
     obs_stats: statistics.RunningStats
     return_stats: statistics.RunningStats
 
@@ -280,7 +280,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    final_value: jax.Array  # if truncated, V of the observation before the reset, else 0
+    final_value: jax.Array  # [T, N / C, 2]; if truncated, V of the observation before the reset, else 0
 
 
 class Batch(NamedTuple):
@@ -308,10 +308,10 @@ def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
-def prediction_error(args: Args, distillation: Distillation, predictor: Any, obs: Any) -> jax.Array:
+def prediction_error(args: Args, rnd: Distillation, predictor: Any, obs: Any) -> jax.Array:
     """How far the predictor is from the random network: mean square over outputs. obs: [B, ...] or bits -> [B]."""
-    obs = jnp.clip(statistics.normalise(bits.unpack(obs), distillation.obs_stats), -5, 5)
-    error = Embedding(args, extra_layers=2).apply(predictor, obs) - Embedding(args).apply(distillation.target, obs)
+    obs = jnp.clip(statistics.normalise(bits.unpack(obs), rnd.obs_stats), -5, 5)
+    error = Embedding(args, extra_layers=2).apply(predictor, obs) - Embedding(args).apply(rnd.target, obs)
     return (error**2).mean(-1)
 
 
@@ -330,12 +330,12 @@ def rollout(
         dist, value = policy(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
-        final_value = jax.lax.cond(
-            out.truncated.any(), lambda: policy(out.final_obs)[1][:, 0] * out.truncated, lambda: 0.0 * out.reward
+        final_value = jax.lax.cond(out.truncated.any(), lambda: policy(out.final_obs)[1], lambda: jnp.zeros_like(value))
+        novelty = prediction_error(args, behaviour.rnd, behaviour.rnd.predictor, out.final_obs)
+        transition = Transition(
+            *(bits.pack(obs), bits.pack(out.final_obs), action, dist.log_prob(action), value, novelty),
+            *(out.reward, out.terminated, out.truncated, final_value * out.truncated[:, None]),
         )
-        novelty = prediction_error(args, behaviour.distillation, behaviour.distillation.predictor, out.final_obs)
-        seen, ends = (bits.pack(obs), bits.pack(out.final_obs)), (out.terminated, out.truncated, final_value)
-        transition = Transition(*seen, action, dist.log_prob(action), value, novelty, out.reward, *ends)
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
     keys = jax.random.split(key, args.num_steps)
@@ -348,8 +348,8 @@ def split_rewards(transitions: Transition) -> tuple[Transition, Transition]:
     """The transitions as each of the two critics sees them, with values [T, N]: the environment's rewards, whose return
     ends with the episode, and the intrinsic rewards, not yet normalised, whose return goes on in the next one."""
     t, never = transitions, jnp.zeros_like(transitions.terminated)
-    intrinsic = t._replace(reward=t.novelty, value=t.value[..., 1], terminated=never, truncated=never)
-    return t._replace(value=t.value[..., 0]), intrinsic
+    each = [t._replace(value=t.value[..., i], final_value=t.final_value[..., i]) for i in range(2)]
+    return each[0], each[1]._replace(reward=t.novelty, terminated=never, truncated=never)
 
 
 def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -404,7 +404,7 @@ def optimise(
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
-    params, unravel = ravel_pytree((learner.params, learner.distillation.predictor))
+    params, unravel = ravel_pytree((learner.params, learner.rnd.predictor))
     policy_size = ravel_pytree(learner.params)[0].size
     policy = lambda params, obs: forward(args, network, learner.obs_stats, params, obs)  # noqa: E731
 
@@ -412,7 +412,7 @@ def optimise(
         # No parameter is in both losses: the predictor does not move the policy, nor the policy the predictor.
         params, predictor = unravel(params)
         loss, parts = ppo_loss(args, policy, params, minibatch)
-        error = prediction_error(args, learner.distillation, predictor, minibatch.next_obs).mean()
+        error = prediction_error(args, learner.rnd, predictor, minibatch.next_obs).mean()
         return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
 
     grad_fn = jax.grad(loss_fn, has_aux=True)
@@ -456,8 +456,8 @@ def optimise(
         error, target = (batch.target - batch.value)[:, i], batch.target[:, i]
         metrics[f"{part}/explained_variance"] = statistics.explained_variance(error, target)
     params, predictor = unravel(params)
-    distillation = learner.distillation._replace(predictor=predictor)
-    return learner._replace(params=params, opt_state=opt_state, distillation=distillation), metrics
+    rnd = learner.rnd._replace(predictor=predictor)
+    return learner._replace(params=params, opt_state=opt_state, rnd=rnd), metrics
 
 
 def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
@@ -513,11 +513,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
                 extrinsic, chunk.discounted_return, learner.return_stats, args.gamma
             )
             chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
-        intrinsic, int_return, stats = statistics.normalise_rewards(
-            intrinsic, chunk.int_return, learner.distillation.return_stats, args.int_gamma
+        intrinsic, returns, stats = statistics.normalise_rewards(
+            intrinsic, chunk.int_return, learner.rnd.return_stats, args.int_gamma
         )
-        chunk = chunk._replace(int_return=int_return)
-        learner = learner._replace(distillation=learner.distillation._replace(return_stats=stats))
+        chunk = chunk._replace(int_return=returns)
+        learner = learner._replace(rnd=learner.rnd._replace(return_stats=stats))
         ext_advantage = compute_gae(extrinsic, last_value[:, 0], args.gamma, args.gae_lambda)
         int_advantage = compute_gae(intrinsic, last_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext_advantage + args.int_coef * int_advantage
@@ -534,7 +534,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         carry = learner, obs_stats, rnd_stats, environments
         return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    start = behaviour, behaviour.obs_stats, behaviour.distillation.obs_stats, state.environments
+    start = behaviour, behaviour.obs_stats, behaviour.rnd.obs_stats, state.environments
     (learner, obs_stats, rnd_stats, environments), (metrics, batch, sums) = jax.lax.scan(
         one_chunk, start, jnp.arange(args.num_rollout_chunks)
     )
@@ -543,7 +543,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
-    learner = learner._replace(obs_stats=obs_stats, distillation=learner.distillation._replace(obs_stats=rnd_stats))
+    learner = learner._replace(obs_stats=obs_stats, rnd=learner.rnd._replace(obs_stats=rnd_stats))
     return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample
 
 
@@ -579,10 +579,10 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]), jnp.zeros(obs.shape[:2]))  # [C, N / C, ...]
     params = network.init(network_key, obs[0, :1])
     seen = jnp.zeros((1, *env.obs_shape))
-    embeddings = (Embedding(args).init(target_key, seen), Embedding(args, extra_layers=2).init(predictor_key, seen))
-    distillation = Distillation(*embeddings, rnd_stats, statistics.initial_stats(()))
+    parts = Embedding(args).init(target_key, seen), Embedding(args, extra_layers=2).init(predictor_key, seen)
+    rnd = Distillation(*parts, rnd_stats, statistics.initial_stats(()))
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init((params, distillation.predictor)), distillation, *stats)
+    learner = Learner(params, ADAM.init((params, rnd.predictor)), rnd, *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, environments, key, jnp.int32(0), previous)
 
@@ -618,12 +618,12 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: log_prob, 2 values, novelty, reward, final_value, 3 advantages, 2 targets, next_obs. Activations: 5 x the
-    # widest layer; those of convolutions, in sizes of an observation.
+    # Floats: next_obs, log_prob, 2 values, novelty, reward, 2 final_values, 3 advantages, 2 targets. Activations: 5 x
+    # the widest layer; those of convolutions, in sizes of an observation.
     views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
     activations = 5 * max(*args.hidden_sizes, args.embedding_size) + views * int(np.prod(env.obs_shape))
     kept = int(np.prod(env.obs_shape)) * (1 / 8 if env.obs_dtype.kind == "b" else env.obs_dtype.itemsize)
-    memory.check(args, env, shapes, floats=11 + -int(-kept // 4), activations=activations, sample=KL_SAMPLE)
+    memory.check(args, env, shapes, floats=12 - int(-kept // 4), activations=activations, sample=KL_SAMPLE)
     print(arguments.describe(args))
 
     state = init(keys)

@@ -42,6 +42,7 @@ LIMIT = 100  # steps of an episode
 MARGIN = 0.1  # of the share of episodes that reach the goal
 QUARTERS = 4  # the policies after each quarter of a run are played to see where they go
 EPISODES = 128  # with each of them and each seed
+SHARE, FIELDS = "episodes solved, second half", "fields of an episode"  # what is judged
 SOLVED, COUNT = "charts/solve_rate", "charts/num_episodes"
 # Where ppo.py's defaults are others than ppo_rnd.py's, it takes those of ppo_rnd.py.
 SHARED = {"gamma": 0.999, "clip_eps": 0.1, "clip_vloss": False, "ent_coef": 0.001}
@@ -150,17 +151,16 @@ def places(folder: Path, run: grid.Cell) -> dict[str, np.ndarray]:
 def judge(runs: dict[tuple[str, int], dict[str, Any]]) -> dict[str, list[Check]]:
     """The checks of each claim, as experiments/PREREGISTERED.md has them. runs: by script and size, samples [seeds]."""
     of = lambda script, size, key: np.array(runs[script, size][key], np.float64)  # noqa: E731
-    solved, fields = "episodes solved, last tenth", "fields of an episode"
     checks: dict[str, list[Check]] = {}
     for size in SIZES:
-        both = [of(script, size, solved) for script in ("ppo_rnd", "ppo")]
-        checks[f"RND solves more, {size}"] = [difference(f"{solved}, RND less PPO", *both, above=MARGIN)]
-        both = [of(script, size, fields) for script in ("ppo_rnd", "ppo")]
-        checks[f"RND goes to more fields, {size}"] = [difference(f"{fields}, RND less PPO", *both, above=0)]
+        both = [of(script, size, SHARE) for script in ("ppo_rnd", "ppo")]
+        checks[f"RND solves more, {size}"] = [difference(f"{SHARE}, RND less PPO", *both, above=MARGIN)]
+        both = [of(script, size, FIELDS) for script in ("ppo_rnd", "ppo")]
+        checks[f"RND goes to more fields, {size}"] = [difference(f"{FIELDS}, RND less PPO", *both, above=0)]
     for small, large in itertools.pairwise(SIZES):
-        both = [of("ppo_rnd", size, solved) for size in (large, small)]
+        both = [of("ppo_rnd", size, SHARE) for size in (large, small)]
         name = f"more environments help RND, {small} to {large}"
-        checks[name] = [difference(f"{solved}, {large} less {small}", *both, above=0)]
+        checks[name] = [difference(f"{SHARE}, {large} less {small}", *both, above=0)]
     return checks
 
 
@@ -189,12 +189,13 @@ def main(
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for key, run in runs.items():
         lines, where = plots.read_lines(runs_dir / run.name), places(runs_dir, run)
-        row = {"command": grid.paste(run, runs_dir), "episodes solved, last tenth": shares(lines, 0.9 * STEPS, STEPS)}
+        row: dict[str, Any] = {"command": grid.paste(run, runs_dir)}
+        row[SHARE] = shares(lines, 0.5 * STEPS, STEPS)
+        row["episodes solved, last tenth"] = shares(lines, 0.9 * STEPS, STEPS)
         row["first steps with a solved episode"] = first_steps(lines)
-        row["fields of an episode"] = where["fields"].mean(0)
+        row[FIELDS] = where["fields"].mean(0)
         row |= {f"{name}, after each quarter": values.tolist() for name, values in where.items()}
-        row["interval of episodes solved"] = interval(list(row["episodes solved, last tenth"]))
-        row["interval of fields"] = interval(list(row["fields of an episode"]))
+        row |= {f"{name}, mean and interval": interval(list(row[name])) for name in (SHARE, FIELDS)}
         found[key] = row
     checks = judge(found)
     for name, of_claim in checks.items():

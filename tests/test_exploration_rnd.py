@@ -96,7 +96,7 @@ def test_an_episode_counts_its_different_fields_and_what_it_has_reached_until_it
 def test_a_verdict_needs_the_margin_and_five_seeds_that_agree():
     def outcomes(rnd, ppo):
         rows = {"ppo_rnd": rnd, "ppo": ppo}
-        keys = ("episodes solved, last tenth", "fields of an episode")
+        keys = (experiment.SHARE, experiment.FIELDS)
         runs = {(script, size): dict.fromkeys(keys, rows[script]) for script in SCRIPTS for size in experiment.SIZES}
         return [check.outcome for checks in experiment.judge(runs).values() for check in checks]
 

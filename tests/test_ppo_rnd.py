@@ -129,7 +129,8 @@ def test_the_two_advantages_end_with_the_episode_or_do_not_and_are_added_with_th
         endless = np.zeros_like(t.terminated)
         stream = t._replace(reward=reward, value=t.value[..., 1], terminated=endless, truncated=endless)
         intrinsic = mean_of_n_step_returns(stream, last_value[:, 1], 0.99, 0.95)
-        extrinsic = mean_of_n_step_returns(t._replace(value=t.value[..., 0]), last_value[:, 0], 0.999, 0.95)
+        ends = t._replace(value=t.value[..., 0], final_value=t.final_value[..., 0])
+        extrinsic = mean_of_n_step_returns(ends, last_value[:, 0], 0.999, 0.95)
         np.testing.assert_allclose(batch.advantage.reshape(8, 4), 2 * extrinsic + intrinsic, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(batch.target[:, 0].reshape(8, 4), extrinsic + t.value[..., 0], rtol=1e-3, atol=1e-3)
 
@@ -161,7 +162,7 @@ def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monk
         jax.debug.callback(lambda *x: rolled.append(jax.tree.map(np.asarray, x)), out[1].obs, out[1].novelty)
         return out
 
-    def stub(args, distillation, predictor, obs):
+    def stub(args, rnd, predictor, obs):
         if obs.shape[0] == args.minibatch_size:  # in the loss; a step has fewer
             jax.debug.callback(lambda obs: learned.append(np.asarray(obs)), obs)
         return 1000.0 * obs[:, 2].astype(jnp.float32) % 65536 + obs[:, 0]
@@ -185,9 +186,9 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
     """Other rows in each epoch: minibatches are shuffled."""
     seen, error = [], ppo_rnd.prediction_error
 
-    def spy(args, distillation, predictor, obs):
+    def spy(args, rnd, predictor, obs):
         jax.debug.callback(lambda obs: seen.append(np.asarray(obs)), obs, ordered=True)
-        return error(args, distillation, predictor, obs)
+        return error(args, rnd, predictor, obs)
 
     batch, learner, network = inputs(ARGS)
     monkeypatch.setattr(ppo_rnd, "prediction_error", spy)
@@ -215,9 +216,9 @@ def inputs(args, size=64, next_obs=None):
     batch = ppo_rnd.Batch(obs, next_obs, action, log_prob, value, advantage, value + error[:, None])
     parts = (ppo_rnd.Embedding(args), ppo_rnd.Embedding(args, extra_layers=2))
     networks = (part.init(jax.random.key(i), other) for i, part in enumerate(parts))
-    distillation = ppo_rnd.Distillation(*networks, statistics.initial_stats((3,)), statistics.initial_stats(()))
-    opt_state = ppo_rnd.ADAM.init((params, distillation.predictor))
-    return batch, ppo_rnd.Learner(params, opt_state, distillation, None, None), network
+    rnd = ppo_rnd.Distillation(*networks, statistics.initial_stats((3,)), statistics.initial_stats(()))
+    opt_state = ppo_rnd.ADAM.init((params, rnd.predictor))
+    return batch, ppo_rnd.Learner(params, opt_state, rnd, None, None), network
 
 
 def optimise(args, network, learner, batch, number=1, **flags):
@@ -233,23 +234,23 @@ def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     args = replace(ARGS, update_epochs=50, update_proportion=1.0)
     after, metrics = optimise(args, network, learner, batch)
     error = lambda obs, learner: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, learner.distillation, learner.distillation.predictor, obs
+        ARGS, learner.rnd, learner.rnd.predictor, obs
     ).mean()
     assert error(here, after) < 0.02 * error(here, learner) and error(there, after) > 0.5 * error(there, learner)
     assert error(here, after) < metrics["rnd/loss"] < error(here, learner)
-    same(after.distillation.target, learner.distillation.target)
+    same(after.rnd.target, learner.rnd.target)
 
 
 def test_observations_are_normalised_by_their_own_statistics_and_clipped_at_5():
     _, learner, _ = inputs(ARGS)
     mean, std = np.float32([3, -2, 50]), np.float32([2, 0.5, 30])
     stats = statistics.RunningStats(mean, std**2, np.float32(10))
-    shifted = learner.distillation._replace(obs_stats=stats)
-    error = lambda distillation, obs: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, distillation, distillation.predictor, np.asarray(obs, np.float32)
+    shifted = learner.rnd._replace(obs_stats=stats)
+    error = lambda rnd, obs: ppo_rnd.prediction_error(  # noqa: E731
+        ARGS, rnd, rnd.predictor, np.asarray(obs, np.float32)
     )
     z = np.random.default_rng(0).normal(size=(9, 3))
-    np.testing.assert_allclose(error(shifted, mean + std * z), error(learner.distillation, z), rtol=1e-3)
+    np.testing.assert_allclose(error(shifted, mean + std * z), error(learner.rnd, z), rtol=1e-3)
     at, beyond, inside = (error(shifted, mean + std * np.full((1, 3), z)) for z in (5.0, 9.0, 4.5))
     np.testing.assert_allclose(at, beyond, rtol=1e-4)
     assert abs(at - inside) > 1e-3 * at
@@ -273,8 +274,8 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     for key in ("outer/kl", "outer/own_gain", "losses/entropy", "losses/policy_loss", "charts/num_episodes"):
         np.testing.assert_allclose([row[key] for row in metrics], [row[key] for row in expected_metrics], rtol=1e-3)
     assert differ(ours.params, states[0].learner.params)
-    assert differ(ours.distillation.predictor, states[0].learner.distillation.predictor)
-    same(ours.distillation.target, states[0].learner.distillation.target)
+    assert differ(ours.rnd.predictor, states[0].learner.rnd.predictor)
+    same(ours.rnd.target, states[0].learner.rnd.target)
     other = Training(NOISE, replace(args, int_coef=1.0)).run(3)[0][-1].learner  # and with weight it is another one
     assert differ(other.params, ours.params)
 
@@ -291,7 +292,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
     shares = np.arange(64).reshape(8, 4, -1).swapaxes(0, 1).reshape(-1)
     one = optimise(ARGS, network, learner, jax.tree.map(lambda x: x[shares], batch), **flags)
     eight = optimise(ARGS, network, learner, batch, 8, **flags)
-    assert differ(one[0].distillation.predictor, learner.distillation.predictor)
+    assert differ(one[0].rnd.predictor, learner.rnd.predictor)
     leaves_close(eight[0], one[0], atol=1e-5)
     leaves_close(eight[1], one[1], rtol=1e-3, atol=1e-5)
 
@@ -305,14 +306,14 @@ def test_random_play_before_training_gives_the_first_statistics(devices, chunks)
     )  # fmt: skip
     training = Training(Counter(ends=(50,), limit=60), args)
     state = training.init(training.keys)
-    stats = state.learner.distillation.obs_stats
+    stats = state.learner.rnd.obs_stats
     assert stats.count == 5 * 16 and (state.environments.obs[..., 0] == 5).all()
     np.testing.assert_allclose(stats.mean[:2], [3, 50], rtol=1e-5)
     np.testing.assert_allclose(stats.var[:2], [2, 0], atol=1e-4)
     assert state.learner.obs_stats.count == 0 and len(np.unique(state.environments.obs[..., 2])) == 16
     learner = training.step(state)[0].learner
-    assert learner.distillation.obs_stats.count == 13 * 16 and learner.distillation.return_stats.count == 8 * 16
-    np.testing.assert_allclose(learner.distillation.obs_stats.mean[0], 7, rtol=1e-5)  # of the times 1 to 13
+    assert learner.rnd.obs_stats.count == 13 * 16 and learner.rnd.return_stats.count == 8 * 16
+    np.testing.assert_allclose(learner.rnd.obs_stats.mean[0], 7, rtol=1e-5)  # of the times 1 to 13
     np.testing.assert_allclose(learner.obs_stats.mean[0], 8.5, rtol=1e-5)  # what was acted on: the times 5 to 12
 
 
@@ -355,4 +356,4 @@ def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_pat
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
     start = call(ppo_rnd, tmp_path / "next", *flags, "--init-from", f"{killed}@4", stop=True).start
     same(start, learner_at(straight, 4))
-    assert differ(start.distillation.predictor, learner_at(straight, 2).distillation.predictor)
+    assert differ(start.rnd.predictor, learner_at(straight, 2).rnd.predictor)
