@@ -33,14 +33,19 @@ from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import grid, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
+from experiments import grid, hands, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
 from experiments.data import Data, performance
 from experiments.verdicts import OUTCOMES, Outcome, together, verdict
 
-PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
+PRESETS = {  # sfl and hands are in paper A
+    paper_a: paper_a_runs.PRESETS,
+    sfl: sfl_runs.PRESETS,
+    hands: hands.PRESETS,
+    paper_b: paper_b_runs.PRESETS,
+}
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
-ON_CPUS = ("laptop", "breakout")  # presets
-PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", paper_b: "paper B"}
+ON_CPUS = ("laptop", "breakout", "atari-mini")  # presets
+PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", hands: "paper A, SAPG", paper_b: "paper B"}
 
 
 def in_order(name: str) -> tuple:
@@ -52,11 +57,15 @@ def in_order(name: str) -> tuple:
 FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_order)}
 
 
+def presets_of(name: str) -> dict[str, Any]:
+    return PRESETS[PAPERS[name]] | (paper_b_runs.OF_B1A if name == "B1a" else {})
+
+
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "breakout", "atari-mini", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
@@ -85,8 +94,8 @@ class Args:
         if not self.figures and not self.list_ and not self.tally:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
         for name in set(self.figures) - {"all"}:
-            if self.preset not in PRESETS[PAPERS[name]]:
-                known = ", ".join(PRESETS[PAPERS[name]])
+            if self.preset not in presets_of(name):
+                known = ", ".join(presets_of(name))
                 raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
         if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
             raise UsageError(
@@ -98,9 +107,8 @@ class Args:
     def names(self) -> list[str]:
         if self.list_ and not self.figures:
             return list(FIGURES)
-        if "all" in self.figures:  # except figures that this preset does not have or cannot run
-            presets = {name: PRESETS[PAPERS[name]].get(self.preset) for name in FIGURES}
-            return [name for name, preset in presets.items() if self.list_ or (preset and not preset.missing)]
+        if "all" in self.figures:  # except figures that this preset does not have
+            return [name for name in FIGURES if self.list_ or self.preset in presets_of(name)]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
@@ -139,9 +147,6 @@ def main(args: Args) -> None:
         for cell in missing:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
-    for name in args.names if missing and args.launch != "none" else ():
-        if problem := PRESETS[PAPERS[name]][args.preset].missing:
-            raise UsageError(f"figure {name} with --preset {args.preset}: {problem}")
     if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
         scores.rliable()  # fails now if it is missing, not after hours of runs
     if args.launch == "slurm" and missing:
@@ -164,7 +169,7 @@ def main(args: Args) -> None:
 
 
 def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
-    return FIGURES[name].cells(PRESETS[PAPERS[name]][preset])
+    return FIGURES[name].cells(presets_of(name)[preset])
 
 
 def default_jobs(preset: str) -> int:
@@ -180,7 +185,7 @@ def output(name: str, args: Args) -> Path:
 def draw(name: str, args: Args, folder: Path) -> None:
     """Draws a figure from the finished runs, and writes and prints its verdict."""
     figure, paper, cells = FIGURES[name], PAPERS[name], cells_of(name, args.preset)
-    preset = PRESETS[paper][args.preset]
+    preset = presets_of(name)[args.preset]
     data = Data(preset, folder)
     shown, checks = figure.show(data, cells)
     needed = grid.with_sources(list(cells.values()))  # each run once, even if it has several roles
@@ -188,7 +193,8 @@ def draw(name: str, args: Args, folder: Path) -> None:
     found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
     bowl = all(cell.script == "stochastic_opt" for cell in needed)
     where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(environment(dict(cell.flags)) for cell in needed))
-    where += f" in place of {figure.suite}" if figure.suite and args.preset != "paper" else ""
+    stand_in = figure.suite and (figure.lacking or args.preset != "paper")
+    where += f" in place of {figure.suite}" if stand_in else ""
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
@@ -246,16 +252,18 @@ def ends(mean: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     """Returns a run's command, hardware and results."""
+    runs = cell.parts or (cell,)
     try:
-        record = json.loads((folder / cell.name / "args.json").read_text())
+        records = [json.loads((folder / run.name / "args.json").read_text()) for run in runs]
     except (OSError, ValueError):
         return {"run": cell.name}
+    record = records[0]
     key = performance(data.p, cell)
     x, y = data.curve(cell, key)
     mean, width = plots.mean_and_ci(y)
     thin = slice(None, None, max(1, len(x) // 32))
     return {
-        "command": shlex.join(["python", *shlex.split(record["command"])]),
+        "command": "; ".join(shlex.join(["python", *shlex.split(record["command"])]) for record in records),
         "git_commit": record["git_commit"],
         "git_dirty": record.get("git_dirty"),
         "started": record["started"],
@@ -318,12 +326,12 @@ def list_figures(args: Args) -> None:
         names = [name for name in args.names if citation == PAPERS[name].CITATION]
         print(citation)
         for paper in dict.fromkeys(PAPERS[name] for name in names):
-            for preset_name, preset in PRESETS[paper].items():
+            for preset_name, preset in (PRESETS[paper] | (paper_b_runs.OF_B1A if paper is paper_b else {})).items():
                 print(f"preset {preset_name}: {preset.about}")
         print()
         for name in names:
             there = []
-            for preset_name in PRESETS[PAPERS[name]]:
+            for preset_name in presets_of(name):
                 cells = grid.with_sources(list(cells_of(name, preset_name).values()))
                 done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
                 there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")

@@ -19,7 +19,8 @@ class Figure(NamedTuple):
     claim: str  # the paper's
     cells: Callable[[Any], dict[Any, Cell]]  # takes a preset
     show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
-    suite: str | None = None  # the paper's environments, if only the preset `paper` has them
+    suite: str | None = None  # the paper's environments, if not all presets have them
+    lacking: bool = False  # the preset `paper` does not have them either
     repeats: str | None = None  # the figure whose claim it checks once more, on the same runs
 
 
@@ -31,13 +32,14 @@ def register(
     claim: str,
     cells: Callable[[Any], dict[Any, Cell]],
     suite: str | None = None,
+    lacking: bool = False,
     repeats: str | None = None,
     **how: Any,
 ) -> Callable[[Callable], Callable]:
     """Returns a decorator that adds a figure to `figures`. It decorates the figure's `show`, which receives `how`."""
 
     def add(show: Callable) -> Callable:
-        figures[name] = Figure(title, claim, cells, partial(show, **how), suite, repeats)
+        figures[name] = Figure(title, claim, cells, partial(show, **how), suite, lacking, repeats)
         return show
 
     return add
@@ -53,7 +55,8 @@ class Data:
 
     def lines(self, run: Cell) -> list[dict[str, Any]]:
         if run.name not in self._lines:
-            self._lines[run.name] = plots.read_lines(self.folder / run.name)
+            runs = [plots.read_lines(self.folder / part.name) for part in run.parts or (run,)]
+            self._lines[run.name] = together(runs) if run.parts else runs[0]
         return self._lines[run.name]
 
     def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
@@ -111,6 +114,18 @@ class Data:
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
         """Returns log10 of the geometric mean."""
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
+
+
+def together(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Makes of the lines of runs of one seed each those of one run of several seeds: a list of values for each key. A
+    line has to be in all of them."""
+    by_update = [{line["update"]: line for line in lines} for lines in runs]
+    joined = []
+    for update in sorted(set.intersection(*map(set, by_update))):
+        lines = [found[update] for found in by_update]
+        places = {key: lines[0][key] for key in ("update", "global_step")}
+        joined.append(places | {key: [line.get(key) for line in lines] for key in lines[0].keys() - places.keys()})
+    return joined
 
 
 def performance(p: Any, run: Cell) -> str:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ State = Literal["finished", "interrupted", "missing"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run, which is one command of one script. Its name identifies its flags."""
+    """One run, which is one command of one script. Its name identifies its flags. Or, with parts, several runs that
+    differ only in their seed, of a script that can have only one at a time."""
 
     script: str
     name: str
@@ -32,6 +33,7 @@ class Cell:
     num_updates: int
     source: "Cell | None" = None  # the run from whose checkpoint this one starts
     source_update: int = 0
+    parts: "tuple[Cell, ...]" = ()  # then this cell is no command of its own
 
     @property
     def depth(self) -> int:
@@ -52,6 +54,16 @@ def named(
         digest,
     ]
     return Cell(script, "_".join(words), items, updates, source, at)
+
+
+def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int) -> Cell:
+    """Makes a cell with a run for each of the flags' seeds."""
+    first, count = flags.get("seed", 0), flags["num_seeds"]
+    runs = tuple(
+        named(script, flags | one, varied | {"seed": one["seed"]}, updates)
+        for one in ({"seed": seed, "num_seeds": 1} for seed in range(first, first + count))
+    )
+    return replace(named(script, flags, varied, updates), parts=runs)
 
 
 def state(cell: Cell, folder: Path) -> State:
@@ -94,13 +106,14 @@ def paste(cell: Cell, folder: Path) -> str:
 
 
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
-    """Returns these cells and those that they start from, each once, sources first."""
+    """Returns the runs of these cells and those that they start from, each once, sources first."""
     found: dict[str, Cell] = {}
 
     def add(cell: Cell) -> None:
         if cell.source is not None:
             add(cell.source)
-        found.setdefault(cell.name, cell)
+        for run in cell.parts or (cell,):
+            found.setdefault(run.name, run)
 
     for cell in cells:
         add(cell)

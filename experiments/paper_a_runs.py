@@ -41,7 +41,6 @@ class Preset:
     scaled_envs: tuple[int, ...]  # figures 9, 13 and 14; includes the base
     scaled_seeds: int
     checkpoints: int  # per run; even, since figure 3 starts from the one half-way
-    missing: str | None = None  # why its runs cannot be started, if they cannot
 
     @property
     def steps_per_update(self) -> int:

@@ -1,5 +1,6 @@
 """Turns runs into pictures and checks of the figures in Mayor et al. 2025 (https://arxiv.org/abs/2506.03404)."""
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from experiments.paper_b_runs import (
     pqn_cells,
     rate_cells,
     reuse_cells,
+    robot_cells,
     same_data_cells,
 )
 from experiments.pictures import Line, Picture
@@ -96,14 +98,15 @@ def iqm_curve(d: Data, cells: Cells, key: Any, label: str) -> list[Line]:
     runs = by_game(cells, key).values()
     if any(d.diverged(run) is None for run in runs):
         return []
-    x = np.linspace(0, d.p.total_timesteps, POINTS)[1:]
+    total = dict(next(iter(runs)).flags)["total_timesteps"]
+    x = np.linspace(0, total, POINTS)[1:]
     columns = []
     for run in runs:
         low, high = d.p.scale(run)
         steps, y = d.curve(run, d.p.performance)
         at = [resampled(x, steps, seed) for seed in y.T]
         values = (np.array(at) - low) / (high - low)  # [seeds, T]
-        diverged = np.stack([d.diverged(run, t / d.p.total_timesteps) for t in x], axis=1)
+        diverged = np.stack([d.diverged(run, t / total) for t in x], axis=1)
         columns.append(np.where(diverged, 0.0, values))
     values = np.stack(columns, axis=1)  # [seeds, games, T]
     estimate, low, high = scores.bootstrap(over_time, values)
@@ -148,8 +151,12 @@ def show_same_data(d: Data, cells: Cells) -> Shown:
     (envs, steps), base = d.p.flat, (d.p.base["num_envs"], d.p.base["num_steps"])
     names = {"base": f"N {base[0]}, K {base[1]}", "flat": f"N {envs}, K {steps}"}
     what = f"final score, {names['flat']} less {names['base']}"
-    check = scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)
-    return iqm_curves(d, cells, names), [check]
+    checks = [scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)]
+    if d.p.with_pqn:
+        names |= {("pqn", key): f"PQN, {label}" for key, label in names.items()}
+        found = (final(d, cells, ("pqn", key)) for key in ("flat", "base"))
+        checks += [scores.better(f"PQN: {what}", *found)]
+    return iqm_curves(d, cells, names), checks
 
 
 @figure(
@@ -165,8 +172,17 @@ def show_same_data(d: Data, cells: Cells) -> Shown:
     cells=other_cells,
     suite="Procgen",
 )
+@figure(
+    "B8",
+    title="More data per update in control of robots",
+    claim="In control of robots, too, more environments and longer rollouts both help, more environments more.",
+    cells=robot_cells,
+    suite="Isaac Gym",
+    lacking=True,
+)
 def show_more_data(d: Data, cells: Cells) -> Shown:
-    names = {key: size(d.p, *key) for key in keys(cells)}
+    flags = {key: dict(run.flags) for (key, _), run in cells.items()}
+    names = {key: f"N {of['num_envs']}, K {of['num_steps']}" for key, of in flags.items()}
     most = d.p.factors[-1]
     envs, steps, base = (final(d, cells, key) for key in ((most, 1), (1, most), (1, 1)))
     checks = [
@@ -204,12 +220,17 @@ def show_reuse(d: Data, cells: Cells) -> Shown:
     return Picture(panels, STEPS, IQM, shows=SMOOTHED), checks
 
 
-def metric_panels(d: Data, cells: Cells, names: dict[Any, str], metrics: Sequence[str], game: str) -> Picture:
+def metric_panels(
+    d: Data, cells: Cells, names: dict[Any, str], metrics: Sequence[str], games: Sequence[str]
+) -> Picture:
+    """Draws measurements over time, a panel for each and, of several games, for each game."""
     panels = {}
-    for metric in metrics:
+    for game, metric in itertools.product(games, metrics):
         lines = [Line(label, *d.curve(cells[key, game], metric)) for key, label in names.items()]
-        panels[METRICS[metric]] = [line for line in lines if len(line.x)]
-    shows = f"Shown: {game}. Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
+        title = METRICS[metric] + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
+        panels[title] = [line for line in lines if len(line.x)]
+    shows = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
+    shows = f"Shown: {', '.join(games)}. {shows}"
     return Picture(panels, STEPS, "", shows=shows, own_y=True)
 
 
@@ -245,17 +266,23 @@ def network_lines(p: Preset) -> dict[Any, str]:
     return names | {("control", most): f"{size(p, most)}, minibatches of {minibatch(p)}"}
 
 
-@figure(
-    "B3",
-    title="Network and gradient",
-    claim=(
-        "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a "
-        "lower gradient kurtosis."
-    ),
-    cells=network_cells,
-)
-def show_network(d: Data, cells: Cells) -> Shown:
-    picture = metric_panels(d, cells, network_lines(d.p), [d.p.performance, *NETWORK], d.p.games[0])
+def of_network(name: str, **how: Any) -> Any:
+    """Returns a decorator for figure 3, which shows one game, and figure 10, the same of the others."""
+    return figure(
+        name,
+        claim=(
+            "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a "
+            "lower gradient kurtosis."
+        ),
+        cells=network_cells,
+        **how,
+    )
+
+
+@of_network("B3", title="Network and gradient", games=slice(1))
+@of_network("B10", title="Network and gradient in the other games", games=slice(1, None), repeats="B3")
+def show_network(d: Data, cells: Cells, games: slice) -> Shown:
+    picture = metric_panels(d, cells, network_lines(d.p), [d.p.performance, *NETWORK], d.p.games[games])
     return picture, moved_by_envs(d, cells, NETWORK)
 
 
@@ -266,7 +293,7 @@ def show_network(d: Data, cells: Cells) -> Shown:
     cells=network_cells,
 )
 def show_policy(d: Data, cells: Cells) -> Shown:
-    picture = metric_panels(d, cells, network_lines(d.p), list(POLICY), d.p.games[0])
+    picture = metric_panels(d, cells, network_lines(d.p), list(POLICY), d.p.games[:1])
     return picture, moved_by_envs(d, cells, POLICY)
 
 
@@ -293,13 +320,15 @@ def show_encoders(d: Data, cells: Cells) -> Shown:
     return iqm_curves(d, cells, names), [check]
 
 
-@figure(
-    "B6",
-    title="PQN",
-    claim="More environments do little for PQN's return, and move some of the measurements as they move PPO's.",
-    cells=pqn_cells,
-)
-def show_pqn(d: Data, cells: Cells) -> Shown:
+def of_pqn(name: str, **how: Any) -> Any:
+    """Returns a decorator for figure 6, which shows one game, and figure 13, the same of the others."""
+    claim = "More environments do little for PQN's return, and move some of the measurements as they move PPO's."
+    return figure(name, claim=claim, cells=pqn_cells, **how)
+
+
+@of_pqn("B6", title="PQN", games=slice(1))
+@of_pqn("B13", title="PQN in the other games", games=slice(1, None), repeats="B6")
+def show_pqn(d: Data, cells: Cells, games: slice) -> Shown:
     """Checks that the return changes little, and that two or more of four measurements move as PPO's do and none the
     other way: one often moves by chance, and the paper tells of improvements only."""
     c = d.p.factor
@@ -313,7 +342,7 @@ def show_pqn(d: Data, cells: Cells) -> Shown:
         scores.better(f"final score, {what}", envs, base, above=-LITTLE),
         *moves,
     ]
-    return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[0]), checks
+    return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[games]), checks
 
 
 @figure(

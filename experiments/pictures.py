@@ -12,6 +12,7 @@ import numpy as np
 from common.run.plots import COLOURS, mean_and_ci
 
 FEW = 5  # seeds of which an interval says little
+COLUMNS = 3  # panels in a row: more would not be legible on a page
 SMALLEST = 1e-6  # on a logarithmic axis; what is below is float32's rounding
 MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
 
@@ -28,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture to draw: panels by title, in one row, with shared axes."""
+    """A picture to draw: panels by title, in rows of COLUMNS, with shared axes."""
 
     panels: dict[str, Sequence[Line]]
     x_label: str
@@ -60,10 +61,11 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
 
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     with matplotlib.rc_context(style):
-        columns = len(what.panels) if isinstance(what, Picture) else 1
-        width = max(5.2, 3.6 * columns) + 3.0  # 3.0 for the legend at the right
+        rows, columns = _grid(what)
+        width = 8.2 if columns == 1 else 3.6 * columns  # of one panel, 3 are for the legend at its right
         text = textwrap.fill(caption, int(width * 14))
-        figure = Figure(figsize=(width, 4.6 + 0.19 * text.count("\n")), layout="constrained")
+        height = 4.6 if rows == columns == 1 else 1.6 + 2.9 * rows
+        figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
         if isinstance(what, Picture):
             _draw_panels(figure, what)
         else:
@@ -71,6 +73,12 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
         figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
         figure.savefig(out, dpi=110)
+
+
+def _grid(what: Picture | HeatMap) -> tuple[int, int]:
+    """Rows and columns of panels."""
+    panels = len(what.panels) if isinstance(what, Picture) else 1
+    return -(-panels // COLUMNS), min(panels, COLUMNS)
 
 
 def described(what: Picture | HeatMap) -> str:
@@ -100,16 +108,16 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
     colours = _colours([label for label in labels if not _is_theory(picture, label)])
     first = None
-    for column, (title, lines) in enumerate(picture.panels.items()):
-        axes = figure.add_subplot(
-            1, len(picture.panels), column + 1, sharey=None if picture.own_y else first, sharex=first
-        )
+    rows, columns = _grid(picture)
+    for index, (title, lines) in enumerate(picture.panels.items()):
+        axes = figure.add_subplot(rows, columns, index + 1, sharey=None if picture.own_y else first, sharex=first)
         first = first or axes
         for line in lines:
             _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
         axes.set_title(title, fontsize=11)
-        axes.set_xlabel(picture.x_label)
-        if column == 0:
+        if index + columns >= len(picture.panels):  # with nothing below it
+            axes.set_xlabel(picture.x_label)
+        if index % columns == 0:
             axes.set_ylabel(picture.y_label)
         # With nothing to draw yet, a logarithmic axis has no limits.
         if picture.log_x and any(np.any(line.x > 0) for line in lines):
@@ -130,7 +138,9 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.grid(linewidth=0.5, alpha=0.35)
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
+    place = "outside right center" if columns == 1 else "outside upper center"
+    across = 1 if columns == 1 else max(1, min(len(named), int(48 * columns / max(map(len, named), default=1))))
+    figure.legend(named.values(), named.keys(), loc=place, ncols=across, frameon=False, fontsize=10)
 
 
 def _is_theory(picture: Picture, label: str) -> bool:

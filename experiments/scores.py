@@ -23,9 +23,10 @@ INTERVAL = "95 % interval of a bootstrap that draws seeds anew within each game"
 # The returns that score 0 (a random policy) and 1.
 # Atari: random and human returns of Mnih et al. 2015 and Wang et al. 2016, with their no-op starts.
 ATARI = {
-    "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "DoubleDunk": (-18.6, -16.4),
-    "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3), "NameThisGame": (2292.3, 8049.0),
-    "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0), "Riverraid": (1338.5, 17118.0),
+    "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "Breakout": (1.7, 30.5),
+    "DoubleDunk": (-18.6, -16.4), "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3),
+    "NameThisGame": (2292.3, 8049.0), "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0),
+    "Riverraid": (1338.5, 17118.0),
 }  # fmt: skip
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. MinAtar's own probability is 0.1. Asterix spawns at random and Freeway draws
@@ -40,7 +41,10 @@ MINATAR = {
 }
 # Procgen, hard: the ranges in table 1 of Cobbe et al. 2020. Paper B does not say which two games it used.
 PROCGEN = {"Bigfish": (0.0, 40.0), "Starpilot": (1.5, 35.0)}
+# A random and an expert policy of Fu et al. 2020 (D4RL), of MuJoCo's tasks of version 2.
+MUJOCO = {"HalfCheetah": (-280.2, 12135.0), "Walker2d": (1.6, 4592.3), "Ant": (-325.6, 3879.7)}
 SCALES = {f"envpool/{game}Hard-v0": scale for game, scale in PROCGEN.items()}
+SCALES |= {f"envpool/{task}-v5": scale for task, scale in MUJOCO.items()}
 SCALES |= {f"envpool/{game}-v5": scale for game, scale in ATARI.items()}
 SCALES |= MINATAR
 

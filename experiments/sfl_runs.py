@@ -28,7 +28,6 @@ class Preset:
     larger_buffer: int
     seeds: tuple[int, ...]  # each starts a run of base["num_seeds"] consecutive seeds
     evaluations: int  # per run
-    missing: str | None = None  # why its runs cannot be started, if they cannot
 
     performance = "eval/solve_rate"
 

@@ -77,6 +77,8 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
 def observations(folder: Path, run: Cell) -> np.ndarray:
     """Returns SHOWN observations of each seed of a finished run, equally many from each of CHECKPOINTS policies that
     are spread over its training. Collects them at the first call. [seeds, SHOWN, features]."""
+    if run.parts:
+        return np.concatenate([observations(folder, part) for part in run.parts])
     file = folder / run.name / f"visited-{CHECKPOINTS}x{SHOWN // CHECKPOINTS}.npy"
     if not file.exists():
         policies, seen = Policies(folder, run), []
@@ -101,6 +103,9 @@ def spread(updates: Sequence[int], run: Cell, where: str) -> list[int]:
 
 def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
     """Returns `plasticity/...` of a finished run's final network on MEASURED transitions, [seeds] each."""
+    if run.parts:
+        found = [measurements(folder, part) for part in run.parts]
+        return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
     file = folder / run.name / f"measured-{MEASURED}.json"
     if not file.exists():
         policies = Policies(folder, run)

@@ -17,17 +17,18 @@ import figures
 import ppo
 import ppo_ewma
 import pqn
+import sapg
 import sfl_kinetix
 import stochastic_opt
 from common.run import arguments, run as runs
-from experiments import grid, paper_a, paper_b, pictures, sfl
+from experiments import grid, hands, paper_a, paper_b, pictures, sfl
 from experiments.data import Data
 from experiments.grid import Cell
 from experiments.paper_a_runs import PRESETS
 from experiments.verdicts import OUTCOMES, Check, difference, verdict, within
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn, "sfl_kinetix": sfl_kinetix, "stochastic_opt": stochastic_opt}
+SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, sapg, pqn, sfl_kinetix, stochastic_opt)}
 LAPTOP = PRESETS["laptop"]
 HAVE = [(name, preset) for name in figures.FIGURES for preset in figures.PRESETS[figures.PAPERS[name]]]
 
@@ -193,17 +194,19 @@ def test_names_differ_between_papers():
 
 def test_every_figure_has_the_presets_of_its_paper():
     of_a = [
-        *("1a", "1b", "2a", "2b", "2c", "3a", "3b", "4", "5a", "5b", "6a", "6b", "7a", "7b", "8", "9", "11"),
+        *("1a", "1b", "2a", "2b", "2c", "3a", "3b", "4", "5a", "5b", "6a", "6b", "7a", "7b", "8", "9", "10", "11"),
         *("12a", "12b", "13", "14", "15", "16a", "16b", "17", "18", "19", "20"),
     ]
-    of_b = ["B1a", "B1b", "B1c", "B2", "B3", "B4", "B5", "B6", "B7", "B9", "B11", "B12", "BN"]
+    of_b = ["B1a", "B1b", "B1c", *(f"B{number}" for number in range(2, 14)), "BN"]
     assert list(figures.FIGURES) == [*of_a, *of_b] and set(paper_b.FIGURES) == set(of_b)
-    assert {*paper_a.FIGURES, *sfl.FIGURES} == set(of_a) and not paper_a.FIGURES.keys() & sfl.FIGURES.keys()
+    assert {*paper_a.FIGURES, *sfl.FIGURES, *hands.FIGURES} == set(of_a)
+    assert len(of_a) == len(paper_a.FIGURES) + len(sfl.FIGURES) + len(hands.FIGURES)
     for name, figure in figures.FIGURES.items():
         assert figures.PAPERS[name].FIGURES[name] is figure
         assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
     assert list(PRESETS) == ["laptop", "breakout", "gpu", "paper"]
     assert all({"laptop", "gpu", "paper"} <= presets.keys() <= PRESETS.keys() for presets in figures.PRESETS.values())
+    assert [name for name in of_b if "atari-mini" in figures.presets_of(name)] == ["B1a"]
 
 
 @pytest.mark.parametrize("shared", [("1a", "2b", "2c", "5a"), ("1b", "2a"), ("9", "14"), ("12a", "12b")])
@@ -227,7 +230,16 @@ def test_figure_13_has_the_runs_of_figure_9_and_one_with_half_the_epochs(preset)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_figure_that_repeats_another_ones_claim_has_its_runs(preset):
     repeats = {name: figure.repeats for name, figure in figures.FIGURES.items() if figure.repeats}
-    assert repeats == {"2a": "1b", "2c": "2b", "5a": "1a", "12b": "12a", "14": "9", "B9": "B2"}
+    assert repeats == {
+        "2a": "1b",
+        "2c": "2b",
+        "5a": "1a",
+        "12b": "12a",
+        "14": "9",
+        "B9": "B2",
+        "B10": "B3",
+        "B13": "B6",
+    }
     for name, of in repeats.items():
         if preset not in figures.PRESETS[figures.PAPERS[name]]:
             continue
@@ -590,20 +602,21 @@ def test_a_claim_that_two_figures_check_on_the_same_runs_counts_once(tmp_path):
     results_with(tmp_path, _1a="holds", _5a="holds", _9="not enough data", _14="does not hold", _3a="does not hold")
     results_with(tmp_path, _12a="holds", _12b="not enough data", _13="not applicable here", _11="not enough data")
     results_with(tmp_path, B2="holds", B1a="holds")
-    a, levels, b = rows(figures.tally("laptop", tmp_path)).values()
+    a, levels, blocks, b = rows(figures.tally("laptop", tmp_path)).values()
     assert a == {
         "figures": 20, "claims": 15, "holds": 1, "does not hold": 2, "not applicable here": 1, "not enough data": 1,
         "not run": 10,
     }  # fmt: skip
-    assert (levels["not enough data"], levels["not run"], b["holds"], b["not run"]) == (1, 7, 2, 10)
-    assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, b))
-    assert rows(figures.tally("gpu", tmp_path))["paper B"]["not run"] == 12
+    assert (levels["not enough data"], levels["not run"]) == (1, 7)
+    assert (blocks["not run"], b["holds"], b["not run"]) == (1, 2, 11)
+    assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, blocks, b))
+    assert rows(figures.tally("gpu", tmp_path))["paper B"]["not run"] == 13
 
 
 def test_the_documentation_has_the_tally_of_the_results(monkeypatch, capsys, in_root):
     call(monkeypatch, "--tally")
     table = capsys.readouterr().out.strip()
-    assert table.count("\n") == 4 and table in (ROOT / "docs" / "figures.md").read_text()
+    assert table.count("\n") == 5 and table in (ROOT / "docs" / "figures.md").read_text()
 
 
 # The command line
@@ -740,31 +753,21 @@ def test_only_a_run_of_the_figure_can_be_asked_for(monkeypatch, tmp_path, capsys
     assert exit.value.code == 2 and "--only ppo_x: no run of figure 1b" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", ["", "--launch slurm", "--jobs 1", "--only {run}"])
-def test_what_no_adapter_plays_is_refused_before_anything_is_written(monkeypatch, tmp_path, capsys, in_root, flags):
-    run = next(iter(figures.cells_of("B1a", "paper").values())).name
-    with pytest.raises(SystemExit) as exit:
-        folders = ("--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
-        call(monkeypatch, "B1a", "--preset", "paper", *flags.format(run=run).split(), *folders)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith("figures.py: error: figure B1a with --preset paper: ")
-    assert "no adapter for Atari" in line and "--dry-run" in line and not list(tmp_path.iterdir())
-
-
-def test_a_dry_run_prints_the_commands_of_what_no_adapter_plays(monkeypatch, tmp_path, capsys, in_root):
+def test_a_dry_run_prints_a_command_for_each_seed_on_the_host(monkeypatch, tmp_path, capsys, in_root):
     call(monkeypatch, "B7", "--preset", "paper", "--dry-run", "--runs-dir", tmp_path / "runs")
     out, err = capsys.readouterr()
-    cells = figures.cells_of("B7", "paper").values()
-    assert out.splitlines() == [shlex.join(grid.command(c, tmp_path / "runs/paper")) for c in cells]
-    assert "10 of 10 runs are missing" in err and "--env-id envpool/BigfishHard-v0" in out
+    runs = [run for cell in figures.cells_of("B7", "paper").values() for run in cell.parts]
+    assert out.splitlines() == [shlex.join(grid.command(c, tmp_path / "runs/paper")) for c in runs]
+    assert "50 of 50 runs are missing" in err and "--env-id envpool/BigfishHard-v0" in out
+    assert all("--num-seeds 1 " in line for line in out.splitlines())
 
 
-def test_what_no_adapter_plays_can_be_drawn_from_what_is_there(monkeypatch, tmp_path, capsys, in_root):
+def test_what_is_not_run_can_be_drawn_from_what_is_there(monkeypatch, tmp_path, capsys, in_root):
     pytest.importorskip("rliable")
     folders = ("--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
     call(monkeypatch, "B1a", "--preset", "paper", "--launch", "none", *folders)
     summary = read(tmp_path / "new/fig_B1a_paper.json")
-    assert summary["verdict"] == "not enough data" and len(summary["not_finished"]) == 20
+    assert summary["verdict"] == "not enough data" and len(summary["not_finished"]) == 100
 
 
 def test_several_runs_on_one_gpu_are_refused(monkeypatch, capsys, in_root):

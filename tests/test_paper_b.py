@@ -41,18 +41,21 @@ def test_cells_are_what_their_keys_say_and_else_the_base(preset):
         "B5": lambda key: dict(shared_encoder=key[0], num_envs=key[1] * n),
         "B6": lambda key: dict(num_envs=key[0] * pqn_n, num_steps=key[1] * pqn_k),
         "B7": lambda key: p.others_base | dict(num_envs=key[0] * n, num_steps=key[1] * k),
+        "B8": lambda key: p.robots_base | dict(num_envs=key[0] * n, num_steps=key[1] * 128),
         "B11": lambda key: dict(num_envs=key[0] * n, learning_rate=key[1] * rate),
         "B12": lambda key: dict(gamma=key[0], num_envs=key[1] * n),
         "BN": lambda key: dict(num_envs=key[1] * n),
     }
     for name, of_key in varied.items():
-        script, games = "pqn" if name == "B6" else "ppo", p.others if name == "B7" else p.games
+        script, games = "pqn" if name == "B6" else "ppo", {"B7": p.others, "B8": p.robots}.get(name, p.games)
         base = p.pqn if script == "pqn" else p.base
         cells = FIGURES[name].cells(p)
         assert {game for _, game in cells} == set(games)
         for (key, game), cell in cells.items():
             flags = dict(cell.flags)
-            expected = base | of_key(key) | dict(env_id=game, total_timesteps=p.total_timesteps) | STICKY.get(game, {})
+            expected = dict(total_timesteps=p.total_timesteps) | base | of_key(key)
+            expected |= dict(env_id=game) | STICKY.get(game, {})
+            expected = {flag: value for flag, value in expected.items() if value is not None}
             if name == "BN" and key[0] == "more" and key[1] > 1:
                 expected["minibatch_size"] = n * k // expected.pop("num_minibatches")
             how = ("checkpoint_every", "keep_checkpoints", "halt_on_nan", "log_every", "plasticity_every")
@@ -67,7 +70,7 @@ def test_games_without_chance_have_sticky_actions_and_the_others_have_not(preset
         for cell in FIGURES[name].cells(p).values():
             flags = dict(cell.flags)
             found.setdefault(flags["env_id"], set()).add(flags.get("sticky_actions", 0.0))
-    assert found == {game: {0.1 if game in STICKY else 0.0} for game in (*p.games, *p.others)}
+    assert found == {game: {0.1 if game in STICKY else 0.0} for game in (*p.games, *p.others, *p.robots)}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -82,7 +85,8 @@ def test_runs_end_with_a_line_and_a_measurement_and_have_checkpoints_all_over(pr
             chosen = visited.spread(there, cell, "run")
             assert len(set(chosen)) == 8 and chosen[-1] == cell.num_updates
             np.testing.assert_allclose(chosen, np.arange(1, 9) / 8 * cell.num_updates, rtol=0.01)
-            assert flags["log_every"] <= cell.num_updates / 128 and flags["num_seeds"] == 5
+            assert flags["log_every"] <= cell.num_updates / 128
+            assert (len(cell.parts) or flags["num_seeds"]) == 5
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -112,6 +116,11 @@ def test_the_paper_preset_is_the_papers():
     assert (flags["num_envs"], flags["num_steps"], flags["update_epochs"], flags["num_minibatches"]) == (8, 128, 4, 4)
     assert (flags["gamma"], flags["gae_lambda"], flags["clip_eps"], flags["learning_rate"]) == (0.99, 0.95, 0.1, 2.5e-4)
     assert flags["anneal_lr"] and flags["shared_encoder"] and flags["activation"] == "relu"
+    assert (flags["network"], flags["hidden_sizes"]) == ("nature", (512,))
+    flags = dict(FIGURES["B7"].cells(PRESETS["paper"])[(1, 1), "envpool/StarpilotHard-v0"].flags)
+    assert (flags["network"], flags["hidden_sizes"]) == ("impala", (256,)) and flags["reward_clip"] == 1
+    assert (flags["learning_rate"], flags["gamma"]) == (5e-4, 0.999) and "env_kwargs" not in flags
+    flags = dict(FIGURES["B1a"].cells(PRESETS["paper"])["base", "envpool/Qbert-v5"].flags)
     assert flags["total_timesteps"] == 10**8 and len(PRESETS["paper"].games) == 10
 
 
@@ -135,7 +144,8 @@ def test_every_game_has_a_scale(preset):
 
 def sizes(flags):
     """log2 of how many times the base's N and K."""
-    return np.log2(flags["num_envs"] / 8), np.log2(flags["num_steps"] / 32)
+    k = 128 if flags["env_id"] in LAPTOP.robots else 32
+    return np.log2(flags["num_envs"] / 8), np.log2(flags["num_steps"] / k)
 
 
 SIGNS = {"true": 1, "reversed": -1, "flat": 0, "only": 1, "nothing": 1}
@@ -182,7 +192,8 @@ def lines_of(cell, world, seeds, rng):
         line["charts/episodic_return"] = (low + (high - low) * value).tolist()
         for name, value in measurements(cell.script, flags, world).items():
             value = (value if i >= 20 else 1.0) * (1 + 0.2 * place)
-            line[f"plasticity/{name}"] = (value * (1 + 0.01 * rng.standard_normal(seeds))).tolist()
+            value = value * (1 + 0.01 * rng.standard_normal(seeds))
+            line[f"plasticity/{name}"] = np.asarray(value).tolist()
         lines.append(line)
     return lines
 
@@ -224,7 +235,8 @@ def worlds(tmp_path_factory):
             top, rng = tmp_path_factory.mktemp(world), np.random.default_rng(seeds)
             with_observations, measured = ({cell.name for cell in cells_of(*n)} for n in (("B2",), ("B3", "B6")))
             for cell in cells_of():
-                write_run(top / "laptop", cell, lines_of(cell, world, seeds, rng))
+                count = seeds if dict(cell.flags)["num_seeds"] > 1 else ()  # as a run of one seed logs numbers
+                write_run(top / "laptop", cell, lines_of(cell, world, count, rng))
                 if cell.name in measured:
                     write_measured(top / "laptop" / cell.name, cell, world, seeds, rng)
                 if cell.name in with_observations:
@@ -303,8 +315,8 @@ def test_no_better_and_little_hold_where_all_runs_are_alike(shown):
     assert len(moves) == 4 and {check.some for check in moves} == {2}
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_one_seed_decides_nothing(shown, name):
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "B8"])
+def test_one_seed_decides_nothing(shown, name):  # the seeds of B8 are a run each
     for world in ("true", "reversed"):
         _, checks = shown(name, world, 1)
         assert {check.outcome for check in checks} - {"reported"} == {"not enough data"}, told(checks)
@@ -327,6 +339,7 @@ CHECKS = {
         (0, "below", 0), (np.log10(0.8), "below", 0), (0, "below", 0),
     ],
     "B7": [(0.2, "above", 0), (0.08, "above", 0), (0.12, "above", 0)],
+    "B8": [(0.3, "above", 0), (0.08, "above", 0), (0.22, "above", 0)],  # with encoders of their own
     "B11": [(0.6, "above", 0.1), (-0.04, "below", 0.1), (-0.08, "below", 0.1)],
     "B12": [(0.15, "above", 0), (0.2, "above", 0), (0.25, "above", 0)],
     "BN": [(0.2, "above", 0), (0.4, "above", 0), (0.24, None, 0), (0.48, None, 0)],
@@ -439,11 +452,11 @@ def test_panels_are_measurements_of_the_first_game(shown, name, labels):
     script = "pqn" if name == "B6" else "ppo"
     metrics = {title: key.removeprefix("plasticity/") for key, title in paper_b.METRICS.items()}
     assert len(picture.panels) == (2 if name == "B4" else 5) and picture.own_y
-    assert "Shown: Breakout-MinAtar" in picture.shows
+    assert "Shown: Breakout-MinAtar." in picture.shows
     for title, lines in picture.panels.items():
         assert [line.label for line in lines] == labels
         for line, (n, k) in zip(lines, ((8, 32), (32, 32), (8, 128), (32, 32)), strict=False):
-            flags = LAPTOP.base | dict(num_envs=n, num_steps=k)
+            flags = LAPTOP.base | dict(env_id="Breakout-MinAtar", num_envs=n, num_steps=k)
             flags |= {"minibatch_size": 64} if "minibatches" in line.label else {}
             if metrics[title] == "charts/episodic_return":
                 expected = 1 + 20 * (score(script, flags, "true") - 0.1)
@@ -578,7 +591,7 @@ def test_estimate_and_interval_follow_from_what_is_stored(monkeypatch, worlds, t
     rng = np.random.default_rng(0)
     for check in summary["checks"]:
         samples = [np.array(sample, float) for sample in check["samples"]]
-        assert {x.shape for x in samples} == {(5, 1 if name == "B7" else 3)}
+        assert {x.shape for x in samples} == {(5, 1 if name in ("B7", "B8") else 3)}
         how, _, interval = check["how"].partition(", ")
         assert interval == "95 % interval of a bootstrap that draws seeds anew within each game"
         resampled = [np.take_along_axis(x[None], rng.integers(len(x), size=(4000, *x.shape)), axis=1) for x in samples]
@@ -626,23 +639,77 @@ def test_of_what_has_a_run_missing_nothing_is_drawn(worlds, tmp_path):
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_caption_says_in_place_of_which_environments(monkeypatch, worlds, tmp_path, name):
     caption, title, summary = drawn(monkeypatch, tmp_path, name, worlds("true", 1) / "laptop")
-    suite, games = ("Procgen", LAPTOP.others) if name == "B7" else ("Atari-10", LAPTOP.games)
+    others = {"B7": ("Procgen", LAPTOP.others), "B8": ("Isaac Gym", LAPTOP.robots)}
+    suite, games = others.get(name, ("Atari-10", LAPTOP.games))
+    seeds, found = ("5 seeds", "holds") if name == "B8" else ("1 seed", "not enough data")
     games = [f"{game} (sticky actions 0.1)" if game in STICKY else game for game in games]
-    assert caption.startswith(f"{', '.join(games)} in place of {suite}, 1 seed.") and "not enough data" not in caption
+    assert caption.startswith(f"{', '.join(games)} in place of {suite}, {seeds}.") and "not enough data" not in caption
     assert ("principal components in place of UMAP, which is not installed" in caption) == (name in ("B2", "B9"))
     assert title == FIGURES[name].title and summary["paper"] == "Mayor et al. 2025"
-    assert (summary["claim"], summary["verdict"]) == (FIGURES[name].claim, "not enough data")
+    assert (summary["claim"], summary["verdict"]) == (FIGURES[name].claim, found)
 
 
 def test_the_papers_own_environments_are_in_place_of_nothing(monkeypatch, tmp_path):
     caption, _, _ = drawn(monkeypatch, tmp_path, "B7", tmp_path / "nothing", "paper")
     assert caption.startswith("envpool/BigfishHard-v0, envpool/StarpilotHard-v0, ") and "in place" not in caption
+    caption, _, _ = drawn(monkeypatch, tmp_path, "B8", tmp_path / "nothing", "paper")
+    assert "envpool/Ant-v5 in place of Isaac Gym, " in caption
 
 
 def test_without_rliable_a_figure_is_refused_in_one_line(monkeypatch, worlds, tmp_path):
     monkeypatch.setitem(sys.modules, "rliable", None)
     with pytest.raises(figures.UsageError, match=r"pip install -r requirements-figures\.txt$"):
         drawn(monkeypatch, tmp_path, "B1a", worlds("true", 5) / "laptop")
+
+
+def test_the_other_games_have_panels_of_their_own(shown):
+    for name, of in (("B10", "B3"), ("B13", "B6")):
+        picture, checks = shown(name, "true", 5)
+        titles = list(shown(of, "true", 5)[0].panels)
+        assert list(picture.panels) == [f"{title}, {game}" for game in ("SpaceInvaders", "Asterix") for title in titles]
+        assert "Shown: SpaceInvaders-MinAtar, Asterix-MinAtar." in picture.shows
+        assert told(checks) == told(shown(of, "true", 5)[1])
+        script, base = ("pqn", LAPTOP.pqn) if of == "B6" else ("ppo", LAPTOP.base)
+        expected = 5 * (score(script, base | {"env_id": "Asterix-MinAtar"}, "true") + 0.1)
+        last = picture.panels["episode return, Asterix"][0].y[-1]
+        assert last.mean() == pytest.approx(expected, rel=0.05)
+
+
+def test_one_game_of_atari_has_both_scripts(monkeypatch, tmp_path):
+    cells = figures.cells_of("B1a", "atari-mini")
+    assert [cell.script for cell in cells.values()] == ["ppo", "ppo", "pqn", "pqn"]
+    for (key, _), cell in cells.items():
+        flags = dict(cell.flags)
+        assert (flags["num_envs"], flags["num_steps"]) == ((128, 8) if "flat" in key else (8, 128))
+        assert len(cell.parts) == 3 and flags["network"] == "nature"
+    _, _, summary = drawn(monkeypatch, tmp_path, "B1a", tmp_path / "nothing", "atari-mini")
+    decides, reported = summary["checks"]
+    assert reported["what"] == "PQN: " + decides["what"] and reported["outcome"] == "reported"
+
+
+def test_of_an_environment_on_the_host_each_seed_is_a_run_and_they_count_as_one(worlds):
+    (cell, *_), folder = FIGURES["B8"].cells(LAPTOP).values(), worlds("true", 5) / "laptop"
+    assert [(dict(run.flags)["seed"], dict(run.flags)["num_seeds"]) for run in cell.parts] == [(s, 1) for s in range(5)]
+    assert grid.with_sources([cell]) == list(cell.parts)
+    data, name = Data(LAPTOP, folder), "charts/episodic_return"
+    written = [[json.loads(line)[name] for line in (folder / run.name / "metrics.jsonl").read_text().splitlines()]
+               for run in cell.parts]  # fmt: skip
+    np.testing.assert_allclose(data.part(cell, name, 0, 1), np.transpose(written))
+    one, *others = (data.final(run) for run in cell.parts)
+    np.testing.assert_array_equal(data.final(cell), np.concatenate([one, *others]))
+    described = figures.describe(data, cell, folder)
+    assert [word.split("--seed ")[1].split()[0] for word in described["command"].split("; ")] == list("01234")
+
+
+def test_what_single_runs_measured_and_saw_is_put_side_by_side(worlds, tmp_path):
+    (cell, *_), folder = FIGURES["B8"].cells(LAPTOP).values(), tmp_path
+    for seed, run in enumerate(cell.parts):
+        (folder / run.name).mkdir()
+        np.save(folder / run.name / VISITED, np.full((1, 512, 3), seed))
+        (folder / run.name / f"measured-{visited.MEASURED}.json").write_text(json.dumps({"x": [seed]}))
+    assert visited.measurements(folder, cell)["x"].tolist() == [0, 1, 2, 3, 4]
+    seen = visited.observations(folder, cell)
+    assert seen.shape == (5, 512, 3) and seen[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 # Seeds that fail

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Not what a user has copied from them.
-NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
@@ -52,6 +52,15 @@ RND_DIFFERENT = {
     **dict.fromkeys(("Args.gamma", "Args.clip_eps", "Args.clip_vloss", "Args.ent_coef"), RND_PAPER),
 }
 RND_SFL_DIFFERENT = {name: why for name, why in RND_DIFFERENT.items() if name not in ("ActorCritic", "Environments")}
+BLOCKS = "policies of several blocks, of which the leader also learns from another one"
+SAPG_DIFFERENT = {
+    **dict.fromkeys(("Args.__post_init__", "Args.num_envs", "Args.base_num_envs", "Args.ent_coef"), BLOCKS),
+    **dict.fromkeys(("Encoder", "ActorCritic", "Transition", "Batch", "forward", "rollout", "ppo_loss"), BLOCKS),
+    **dict.fromkeys(("optimise", "measure_update", "measure_plasticity", "update"), BLOCKS),
+    **dict.fromkeys(("init_state", "build", "train"), BLOCKS),
+}
+NOT_IN_PQN = ("Args.ent_coef", "Encoder", "ActorCritic", "ppo_loss")
+NOT_IN_SFL = ("Encoder", "ActorCritic")
 DIFFERENT = {
     ("ppo", "ppo_rnd"): RND_DIFFERENT,
     ("ppo_ewma", "ppo_rnd"): RND_DIFFERENT | {"measure_plasticity": PROXIMAL},
@@ -59,6 +68,12 @@ DIFFERENT = {
     | dict.fromkeys(("Learner", "Environments"), TWO_REWARDS)
     | {"Args.gamma": RND_PAPER},
     ("ppo_rnd", "sfl_kinetix"): RND_SFL_DIFFERENT | PPO_SFL_DIFFERENT,
+    ("ppo_rnd", "sapg"): SAPG_DIFFERENT | RND_DIFFERENT,
+    ("ppo", "sapg"): SAPG_DIFFERENT,
+    ("ppo_ewma", "sapg"): SAPG_DIFFERENT | {"Args.clip_eps": "another policy to be near", "Learner": PROXIMAL},
+    ("sapg", "pqn"): Q_DIFFERENT | {name: why for name, why in SAPG_DIFFERENT.items() if name not in NOT_IN_PQN},
+    ("sapg", "sfl_kinetix"): PPO_SFL_DIFFERENT
+    | {name: why for name, why in SAPG_DIFFERENT.items() if name not in NOT_IN_SFL},
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
     ("pqn", "sfl_kinetix"): SFL_DIFFERENT
@@ -88,7 +103,7 @@ DIFFERENT = {
             "Args.env_id": "a name, not a flag",
             "Args.__post_init__": "checks its own flags",
         }
-        for script in ("ppo", "ppo_ewma", "ppo_rnd", "pqn", "sfl_kinetix")
+        for script in ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix")
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]
