@@ -58,8 +58,7 @@ class Args(RunArgs):
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
-    """A gymnax id, kinetix/locomotion, kinetix/s, /m, /l, kinetix/<hand-designed level>, gymnasium/<id>, envpool/<id>,
-    or my_file:MyEnv."""
+    """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
     env_kwargs: str | None = None
     """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
     num_levels: Positive[int] = 512

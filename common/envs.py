@@ -5,11 +5,14 @@
     state, step = env.step(key, state, action)
 
 Everything has a leading `num_envs` axis. A suite (common/suites/*.py) provides a single environment without
-auto-reset, as the protocol `Suite` says; what all suites need is implemented here.
+auto-reset, as the protocol `Suite` says; what all suites need is implemented here. Environments that are not written in
+JAX have a VectorEnv of their own (common/suites/host.py).
 """
 
 import difflib
 import importlib
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -24,6 +27,20 @@ from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 __all__ = ["Box", "Discrete", "Episode", "LevelEnv", "Step", "Suite", "VectorEnv", "VectorState"]
 __all__ += ["changes", "episode_sums", "make"]
 
+# Where --env-id looks besides in files of the user's: common/suites/<suite>.py. With an example of each.
+SUITES = {
+    "gymnax": "CartPole-v1",
+    "kinetix": "kinetix/locomotion",
+    "gymnasium": "gymnasium/CartPole-v1",
+    "envpool": "envpool/Pong-v5",
+    "xminigrid": "xminigrid/MiniGrid-DoorKey-8x8",
+    "craftax": "craftax/Craftax-Classic-Symbolic-v1",
+    "brax": "brax/ant",
+    "playground": "playground/CartpoleBalance",
+}
+# The suites with a requirements-<suite>.txt of their own, and the packages that they import.
+OPTIONAL = {suite: suite for suite in SUITES if suite not in ("gymnax", "kinetix")}
+OPTIONAL["playground"] = "mujoco_playground"
 HOST_SUITES = ("gymnasium", "envpool")
 
 
@@ -250,11 +267,10 @@ def make(
     time_limit: int | None = None,
     reward_clip: float | None = None,
 ) -> VectorEnv:
-    """Make `env_id`: a gymnax id, `kinetix/locomotion`, `kinetix/s|m|l`, `kinetix/<hand-designed level>`,
-    `gymnasium/<id>`, `envpool/<id>`, or `my_file:MyEnv` for a class of one's own.
+    """Make `env_id`: an id of one of the SUITES, or `my_file:MyEnv` for a class of one's own.
 
-    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of a gymnax id, of one's own
-    class, of gymnasium.make_vec or of envpool.make, as JSON. The others are the scripts' flags.
+    num_levels: size of the fixed level set of `kinetix/locomotion`. env_kwargs: arguments of the environment, as JSON.
+    The others are the scripts' flags.
     """
     if on_host(env_id):
         for name, value in (("frame_stack", frame_stack if frame_stack > 1 else None), ("time_limit", time_limit)):
@@ -301,8 +317,7 @@ def _make_host_suite(env_id: str, sticky_actions: float, kwargs: dict[str, Any])
     try:
         return importlib.import_module(f"common.suites.{kind}").make(env_id, kwargs, sticky_actions)
     except ModuleNotFoundError as error:
-        needed = f"{error.name} is not installed; pip install -r requirements-{kind}.txt"
-        raise UsageError(f"--env-id {env_id}: {needed}") from None
+        raise UsageError(f"--env-id {env_id}: {missing(error, kind)}") from None
 
 
 def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> Suite:
@@ -315,35 +330,62 @@ def make_suite(env_id: str, num_levels: int, env_kwargs: str | None = None) -> S
         if ":" in env_id:
             return own.make(env_id, kwargs)
         if suite == "kinetix":
-            from common.suites import kinetix  # imported on demand: it takes 10 s
+            from common.suites import kinetix
 
             if name in kinetix.level_names():
                 if kwargs:
-                    takes = "gymnax's ids and my_file:MyEnv do"
-                    raise UsageError(f"--env-kwargs {env_kwargs}: {env_id} takes none; {takes}")
+                    raise UsageError(f"--env-kwargs {env_kwargs}: {env_id} takes none; all but Kinetix's ids do")
                 return kinetix.make(name, num_levels)
+        if suite in OPTIONAL and env_id in env_ids(suite):
+            return own.optional(importlib.import_module(f"common.suites.{suite}"), env_id, kwargs)
     except ModuleNotFoundError as error:
-        raise UsageError(f"--env-id {env_id}: {error.name} is not installed; pip install -r requirements.txt") from None
+        raise UsageError(f"--env-id {env_id}: {missing(error, suite)}") from None
     except OSError as error:  # MNISTBandit-bsuite downloads its data
         raise UsageError(f"--env-id {env_id}: cannot be loaded ({error})") from None
     if env_id.endswith(".py"):
         raise UsageError(f"--env-id {env_id}: is a file; say which class in it, {env_id}:MyEnv")
-    if "/" in env_id and suite != "kinetix":
-        known = "gymnax's ids (CartPole-v1), kinetix/..., gymnasium/..., envpool/... and my_file:MyEnv for your own"
+    if "/" in env_id and suite not in SUITES:
+        known = ", ".join(f"{prefix}/..." for prefix in SUITES if prefix != "gymnax")
+        known = f"gymnax's ids (CartPole-v1), {known} and my_file:MyEnv for your own"
         raise UsageError(f"--env-id {env_id}: no suite {suite!r}; there are {known}")
     raise UsageError(f"--env-id {env_id}: no such environment; did you mean {nearest(env_id)}?")
 
 
-def known_ids() -> list[str]:
-    """All ids that `make` takes without a file of the user's. A hand-designed level of Kinetix is listed with its size
-    and, if that is unambiguous, also without it."""
-    from common.suites import kinetix
+def env_ids(suite: str) -> list[str]:
+    """All ids of one of the SUITES. Raises ModuleNotFoundError if it is not installed."""
+    return importlib.import_module(f"common.suites.{suite}").env_ids()
 
-    return gymnax_suite.env_ids() + [f"kinetix/{name}" for name in kinetix.level_names()]
+
+def how_to_install(suite: str) -> str:
+    return f"pip install -r requirements{f'-{suite}' if suite in OPTIONAL else ''}.txt"
+
+
+def missing(error: ModuleNotFoundError, suite: str) -> str:
+    """What is not installed, and what would install it, for an error message."""
+    return f"{error.name.partition('.')[0]} is not installed; {how_to_install(suite)}"
 
 
 def nearest(env_id: str) -> str:
-    """The known ids that look most like `env_id`, for an error message."""
-    lower = {name.lower(): name for name in known_ids()}
+    """The ids that look most like `env_id`, for an error message: of its suite, or of those always installed."""
+    suite = env_id.partition("/")[0]
+    known = env_ids(suite) if suite in OPTIONAL else env_ids("gymnax") + env_ids("kinetix")
+    lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(env_id.lower(), lower, n=4, cutoff=0.4)
-    return ", ".join([lower[name] for name in close] or ["CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion"])
+    return ", ".join([lower[name] for name in close] or SUITES.values())
+
+
+def listed(suites: Sequence[str]) -> str:
+    """What --list-envs prints: all ids of these suites or, if none is named, a line for each suite."""
+    unknown = [suite for suite in suites if suite not in SUITES]
+    if unknown:
+        raise UsageError(f"--list-envs {unknown[0]}: no such suite; there are {', '.join(SUITES)}")
+    if not suites:
+        state = {s: "installed" if find_spec(OPTIONAL.get(s, s)) else how_to_install(s) for s in SUITES}
+        return "\n".join(f"{suite:<11}{example:<37}{state[suite]}" for suite, example in SUITES.items())
+    lines = []
+    for suite in suites:
+        try:
+            lines += env_ids(suite)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--list-envs {suite}: {missing(error, suite)}") from None
+    return "\n".join(lines)

@@ -42,7 +42,7 @@ class Player:
 
     def __init__(self, args: Any, suite: Any, policy: Callable[[Any, jax.Array], Any]):
         if args.capture_video and not suite.can_draw:
-            works = "MinAtar, classic control, Kinetix and your own class with frames(states) work"
+            works = "MinAtar, classic control, Kinetix, xminigrid, Craftax and your own class with frames(states) work"
             raise UsageError(f"--capture-video: cannot draw {suite.name}; {works}")
         self._args, self._suite, self._policy, self._many = args, suite, policy, args.num_seeds > 1
         # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.

@@ -18,6 +18,7 @@ import ppo_rnd
 import pqn
 import sfl_kinetix
 import stochastic_opt
+from common import envs
 from common.run import arguments
 from common.run.arguments import (
     Fraction,
@@ -251,5 +252,23 @@ def test_figures_have_flags_like_the_scripts():
 
 
 def test_environments_are_listed():
-    done = subprocess.run([sys.executable, str(ROOT / "ppo.py"), "--list-envs"], capture_output=True, text=True)
-    assert done.returncode == 0 and {"CartPole-v1", "Breakout-MinAtar"} <= set(done.stdout.split())
+    """Without a name a line for each suite, with names all of their ids."""
+
+    def call(script, *flags):
+        done = subprocess.run([sys.executable, str(ROOT / script), *flags], capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    code, suites, _ = call("pqn.py", "--list-envs")
+    assert code == 0 and [line.split()[0] for line in suites] == list(envs.SUITES)
+    assert [line.split()[1] for line in suites] == list(envs.SUITES.values())
+    assert suites[0].endswith(" installed") and suites[1].endswith(" installed")
+    code, ids, _ = call("ppo.py", "--list-envs", "gymnax", "kinetix")
+    assert code == 0 and {"CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion", "kinetix/s"} <= set(ids)
+    assert call("ppo.py", "--list-envs", "gym") == (
+        2, [], f"ppo.py: error: --list-envs gym: no such suite; there are {', '.join(envs.SUITES)}\n"
+    )  # fmt: skip
+
+
+def test_runs_of_older_versions_may_say_whether_environments_were_listed():
+    assert parse(ppo.Args, "", []).list_envs is None and parse(ppo.Args, "", ["--list-envs"]).list_envs == ()
+    assert typed(ppo.Args, {"list_envs": False, "seed": 3}, "") == {"seed": 3}

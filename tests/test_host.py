@@ -145,6 +145,10 @@ def test_an_evaluation_plays_one_episode_in_each_of_its_own_environments():
     first = jax.jit(lambda key: evaluation.play(env.suite, 5, act, key))(jax.random.key(0))
     assert first.length.tolist() == [3] * 5 and first.total_reward.tolist() == [1 + 2 + 3] * 5
     assert [one.log for one in inner(env)] == before
+    again = envs.copies(env.suite, 5, auto_reset=False)
+    for key in range(2):
+        play(again, jnp.zeros((1, 5, 1), jnp.int32), key=key)
+    assert len(again._pools) == 1
 
 
 def lines(path):

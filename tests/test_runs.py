@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.run import arguments, devices, early, plots, run as runs, tracking
@@ -113,6 +114,29 @@ class Sized(runs.Run):
 def loaded(path, like, update=None):
     updates = checkpoint_updates(path / "checkpoints") if update is None else [update]
     return restore_newest(path, updates, like, "", partial=True)[0]
+
+
+class Bare(NamedTuple):
+    """Without fields."""
+
+
+@struct.dataclass
+class Empty:
+    """Without fields."""
+
+
+def test_a_state_with_empty_parts_is_restored(tmp_path):
+    """As environments have them: MJX has arrays of size 0, xminigrid a dataclass without fields. Orbax by itself cannot
+    save the one and cannot restore the other."""
+    parts = [Empty(), (Empty(), jnp.ones(2)), None, (None, None), (), {}, Bare(), jnp.zeros((2, 0), int)]
+    state = {"x": jnp.arange(3), "parts": parts, "y": jnp.arange(4.0)}
+    saved = Checkpoints(tmp_path / "checkpoints", 1)
+    saved.save(1, state)
+    saved.wait()
+    back = restore_newest(tmp_path, [1], jax.tree.map(jnp.zeros_like, state), "", partial=False)[0]
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+    assert [x.dtype for x in jax.tree.leaves(back)] == [x.dtype for x in jax.tree.leaves(state)]
 
 
 @pytest.fixture

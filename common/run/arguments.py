@@ -125,8 +125,8 @@ class RunArgs(LogArgs):
     """Total count of processes, if no cluster is detected."""
     process_id: NonNegative[int] | None = None
     """Index of this process, from 0, if no cluster is detected."""
-    list_envs: bool = False
-    """List the environments that --env-id accepts, and exit."""
+    list_envs: tuple[str, ...] | None = None
+    """List the suites of environments or, if some are named, the ids in them that --env-id takes, and exit."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -278,8 +278,10 @@ def _documented(hint: Any, text: str) -> Any:
     kinds = [part for part in typing.get_args(bare) if part is not type(None)]
     metavar = None
     if type(None) in typing.get_args(bare):
-        choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
-        metavar = "{" + ",".join(choices) + "}" if choices else kinds[0].__name__.upper()
+        parts, metavar = typing.get_args(kinds[0]), kinds[0].__name__.upper()
+        if parts:
+            choices = "{" + ",".join(map(str, parts)) + "}"
+            metavar = choices if typing.get_origin(kinds[0]) is Literal else f"[{parts[0].__name__.upper()} ...]"
     return Annotated[(bare, tyro.conf.arg(help=text, metavar=metavar), *extras)]
 
 
@@ -318,7 +320,8 @@ def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
     """Check arguments read from JSON, and turn lists back into tuples. `where` begins the error message."""
     if not isinstance(values, dict):
         raise UsageError(f"{where}: args.json is damaged (its args are no object)")
-    restored = {name: _tuples(value) for name, value in values.items()}
+    # --list-envs says nothing about a run, and in older ones it is a bool.
+    restored = {name: _tuples(value) for name, value in values.items() if name != "list_envs"}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         if name in restored:
             try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
@@ -43,7 +44,7 @@ class Checkpoints:
             # This also removes what an interrupted save left.
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep or None, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(self.folder.absolute(), options=options)
-        self._try(lambda: self._manager.save(update, args=ocp.args.StandardSave(state), force=True))
+        self._try(lambda: self._manager.save(update, args=ocp.args.StandardSave(_stored(state)), force=True))
 
     def wait(self) -> None:
         """Wait until what was saved is on disk; raise what went wrong."""
@@ -134,7 +135,7 @@ def restore_newest(
 def _mismatch(path: Path, like: Any, partial: bool, hint: str) -> str | None:
     """The first entry in which the checkpoint and `like` differ. By itself, orbax would cast dtypes silently."""
     there = {name: (leaf.shape, leaf.dtype) for name, leaf in _entries(path) if hasattr(leaf, "shape")}
-    here = {name: _stored_shape(leaf) for name, leaf in _named(like)}
+    here = {name: _stored_shape(leaf) for name, leaf in _named(_stored(like))}
     for name, (shape, dtype) in here.items():
         if any(other.startswith(f"{name}/") for other in there):
             return f"{name} is kept by layers there, as an earlier version of the script did (args.json has its commit)"
@@ -165,13 +166,25 @@ def _stored_shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
     return leaf.shape, leaf.dtype
 
 
+def _stored(tree: Any) -> Any:
+    """What of a tree is stored: all but what holds nothing, at which orbax fails. Some environments' states have arrays
+    of size 0, or dataclasses without fields."""
+
+    def holds_nothing(x: Any) -> bool:
+        structure = jax.tree.structure(x)
+        return structure.num_nodes == 1 and (structure.num_leaves == 0 or x.size == 0)
+
+    return jax.tree.map(lambda x: None if holds_nothing(x) else x, tree, is_leaf=holds_nothing)
+
+
 def _restore(path: Path, like: Any) -> Any:
     ocp = _orbax()
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _stored(like))
     how = ocp.checkpoint_utils.construct_restore_args(abstract)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         options = ocp.args.PyTreeRestore(item=abstract, restore_args=how, partial_restore=True)
-        return checkpointer.restore((path / "default").absolute(), args=options)
+        restored = iter(jax.tree.leaves(checkpointer.restore((path / "default").absolute(), args=options)))
+    return jax.tree.map(lambda x: next(restored) if x.size else jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
 
 
 def first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, 
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
-PACKAGES += ("gymnasium",)
+PACKAGES += ("mujoco", "mujoco-mjx", "craftax", "xminigrid", "gymnasium")
 LAUNCH = ("distributed", *BY_HAND)  # how processes find each other in this launch
 TRACKING = ("track", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode")
 # What can change with --resume. With other devices the run goes on, but not bit for bit.

@@ -68,10 +68,10 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
     try:
         about = sys.modules[train.__module__].__doc__ or ""
         args = parse(args_class, about.split("\n\n")[0])
-        if getattr(args, "list_envs", False):
+        if getattr(args, "list_envs", None) is not None:
             from common import envs
 
-            print("\n".join(envs.known_ids()))
+            print(envs.listed(args.list_envs))
         else:
             train(args)
     except UsageError as error:
@@ -204,7 +204,8 @@ class Run:
             self._guard("args.json", lambda: folder.write_json(self.path / "args.json", self.record))
 
     def restore(self, state: Any) -> Any:
-        """The state in the newest intact checkpoint if --resume is given, else `state`."""
+        """The state in the newest intact checkpoint if --resume is given, else `state`. Environments on the host are
+        no part of a checkpoint: theirs are the new episodes of `state`."""
         if not self.args.resume:
             return state
         from common import envs

@@ -15,12 +15,17 @@ from common.run.arguments import UsageError
 from common.suites.host import HostSuite
 
 
-def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
-    """Make envpool/<id>. kwargs are those of envpool.make, such as frame_skip."""
+def env_ids() -> list[str]:
+    """All ids that `make` takes."""
     _load_qt()
     import envpool
 
-    name, known = env_id.removeprefix("envpool/"), envpool.list_all_envs()
+    return [f"envpool/{name}" for name in envpool.list_all_envs()]
+
+
+def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
+    """Make envpool/<id>. kwargs are those of envpool.make, such as frame_skip."""
+    name, known = env_id.removeprefix("envpool/"), [known.removeprefix("envpool/") for known in env_ids()]
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=4, cutoff=0.4)) or "Pong-v5, HalfCheetah-v5"
         raise UsageError(f"--env-id {env_id}: envpool has no {name}; did you mean {near}?")
@@ -50,8 +55,8 @@ class Environments:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on the precision of bounds
             self._envs = envpool.make(name, env_type="gymnasium", seed=seed, **sizes, **kwargs)
+            self.spaces = self._envs.observation_space, self._envs.action_space
         self._ended = np.zeros(num_envs, bool)
-        self.spaces = self._envs.observation_space, self._envs.action_space
         self._is_minigrid, self._is_atari = (family == f"envpool.{suite}" for suite in ("minigrid", "atari"))
         if self._is_minigrid:
             view = self.spaces[0]["image"]

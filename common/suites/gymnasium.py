@@ -16,6 +16,13 @@ from common.suites.host import HostSuite
 from common.suites.own import blame, importable
 
 
+def env_ids() -> list[str]:
+    """The ids that Gymnasium knows by itself. Some need packages of their own."""
+    import gymnasium
+
+    return [f"gymnasium/{name}" for name in gymnasium.registry]
+
+
 def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
     """Make gymnasium/<id>. kwargs are those of gymnasium.make_vec."""
     import gymnasium

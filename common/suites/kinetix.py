@@ -47,6 +47,11 @@ SAME_IN_ALL_LEVELS = {
 DERIVED = "collision_matrix"
 
 
+def env_ids() -> list[str]:
+    """All ids. A hand-designed level is listed with its size and, if that is unambiguous, also without it."""
+    return [f"kinetix/{name}" for name in level_names()]
+
+
 def level_names() -> list[str]:
     """All names that `make` takes. Hand-designed levels are named with their size and, if unambiguous, also without."""
     files = _level_files()

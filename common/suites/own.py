@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,6 +130,8 @@ def blame(where: str, what: str, file: Any) -> Iterator[None]:
     """Say in one line which exception the user's code raises, and at which line of `file`, or else where."""
     try:
         yield
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:
         frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
         frames = [f for f in frames if f[0] != __file__ and not f[0].startswith("<")]
@@ -157,6 +159,19 @@ def parse_kwargs(env_kwargs: str | None) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise UsageError(f"{where}: must be a JSON object, {such}")
     return kwargs
+
+
+def optional(module: ModuleType, env_id: str, kwargs: dict[str, Any]) -> Any:
+    """The environment `env_id` of an optional suite with these arguments. module: the suite's, such as
+    common.suites.brax."""
+    if not kwargs:
+        return module.make(env_id, kwargs)
+    where = f"--env-kwargs {json.dumps(kwargs)}"
+    _refuse_unknown(where, env_id, kwargs, module.arguments(env_id))
+    with blame(where, env_id, module.__file__):
+        made = module.make(env_id, kwargs)
+    _checked(where, made, module.__file__, made.action_space)
+    return made
 
 
 def registered(env_id: str, kwargs: dict[str, Any]) -> Gymnax:
@@ -194,7 +209,7 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Own | Gymnax:
             kinds = "a class, a function that makes an environment, or an environment"
             raise UsageError(f"{where}: {name} is {_a(made)}; must be {kinds}")
         chosen, rest = _split(made, kwargs)
-        needed = [p for p, v in _parameters(made).items() if v.default is v.empty and p not in chosen]
+        needed = [p for p, v in parameters(made).items() if v.default is v.empty and p not in chosen]
         if needed:
             such = ", ".join(f'"{p}": ...' for p in needed)
             raise UsageError(f"{where}: {name} needs {', '.join(needed)}; add --env-kwargs '{{{such}}}'")
@@ -218,7 +233,7 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Own | Gymnax:
     return _own(where, made, file)
 
 
-def _parameters(factory: Any) -> dict[str, inspect.Parameter]:
+def parameters(factory: Any) -> dict[str, inspect.Parameter]:
     """The keyword arguments that a class or function takes, without **kwargs."""
     try:
         found = inspect.signature(factory).parameters
@@ -232,8 +247,15 @@ def _split(factory: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     with contextlib.suppress(TypeError, ValueError):
         if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values()):
             return kwargs, {}
-    names = _parameters(factory)
+    names = parameters(factory)
     return {k: v for k, v in kwargs.items() if k in names}, {k: v for k, v in kwargs.items() if k not in names}
+
+
+def _refuse_unknown(where: str, name: str, kwargs: dict[str, Any], takes: Sequence[str]) -> None:
+    unknown = [key for key in kwargs if key not in takes]
+    if unknown:
+        known = ", ".join(dict.fromkeys(takes)) or "no arguments"
+        raise UsageError(f"{where}: {name} takes no {', '.join(unknown)}; it takes {known}")
 
 
 def _with_fields(where: str, name: str, factory: Any, params: Any, kwargs: dict[str, Any]) -> Any:
@@ -242,10 +264,7 @@ def _with_fields(where: str, name: str, factory: Any, params: Any, kwargs: dict[
         return params
     fields = [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
     fields = fields or list(getattr(params, "_fields", ()))
-    unknown = [key for key in kwargs if key not in fields]
-    if unknown:
-        takes = ", ".join(dict.fromkeys([*_parameters(factory), *fields])) or "no arguments"
-        raise UsageError(f"{where}: {name} takes no {', '.join(unknown)}; it takes {takes}")
+    _refuse_unknown(where, name, kwargs, [*parameters(factory), *fields])
     kwargs = {key: jnp.asarray(value) if isinstance(value, list) else value for key, value in kwargs.items()}
     return dataclasses.replace(params, **kwargs) if dataclasses.is_dataclass(params) else params._replace(**kwargs)
 

@@ -1,0 +1,103 @@
+"""Brax (https://github.com/google/brax): rigid bodies with continuous actions from -1 to 1."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.actions import Box
+from common.suites.gymnax import exactly
+from common.suites.own import parameters
+
+PREFIX = "brax/"
+# What all of them take: how they are simulated, steps of the simulation per action, and the time limit.
+TAKES = ("backend", "n_frames", "episode_length")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the news that brax is no longer developed, and that there are packages it could use."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _environments() -> dict[str, type]:
+    """Brax's classes by name, but for the one that it tests itself with."""
+    with quiet():
+        from brax.envs import _envs
+    return {name: kind for name, kind in _envs.items() if name != "fast"}
+
+
+def env_ids() -> list[str]:
+    """All ids that `make` takes."""
+    return [f"{PREFIX}{name}" for name in _environments()]
+
+
+def arguments(env_id: str) -> list[str]:
+    """The names that `make` takes in kwargs."""
+    own = parameters(_environments()[env_id.removeprefix(PREFIX)])
+    return [*TAKES, *(name for name in own if name not in TAKES)]
+
+
+def make(env_id: str, kwargs: dict[str, Any]) -> "Brax":
+    """Make one of `env_ids`."""
+    import mujoco
+    from brax import envs
+
+    mujoco.set_mju_user_warning(lambda text: None)  # or halfcheetah would leave a MUJOCO_LOG.TXT in the user's folder
+    name = env_id.removeprefix(PREFIX)
+    backend = "generalized" if name == "swimmer" else "spring"  # its only one
+    kwargs = {"backend": backend, "episode_length": 1000, **kwargs}
+    episode_length = kwargs.pop("episode_length")
+    with quiet():
+        return Brax(envs.get_environment(name, **kwargs), env_id, episode_length)
+
+
+class Timed(NamedTuple):
+    """The suite's state, and the steps since the reset."""
+
+    inner: Any
+    time: jax.Array
+
+
+class Brax:
+    """One environment in brax's style, with a time limit. Brax's own wrappers would begin all episodes of an
+    environment in the same state."""
+
+    has_success = False
+    num_levels = None
+    can_draw = False  # without a display, brax can only write a page of HTML
+
+    def __init__(self, env: Any, name: str, episode_length: int):
+        self.env, self.name, self.episode_length = env, name, episode_length
+        self._like = jax.eval_shape(env.reset, jax.random.key(0))
+        obs = self._observe(self._like)
+        self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
+        bound = np.ones(env.action_size, np.float32)
+        self.action_space = Box(-bound, bound)
+
+    def _observe(self, inner: Any) -> jax.Array:
+        """What the policy sees. Where there is a dict, the rest of it is for a critic that knows more."""
+        return inner.obs["state"] if isinstance(inner.obs, dict) else inner.obs
+
+    def reset(self, key: jax.Array) -> tuple[Timed, jax.Array]:
+        inner = exactly(self.env.reset(key), self._like)
+        return Timed(inner, jnp.int32(0)), self._observe(inner)
+
+    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Timed, jax.Array]:
+        """A plain reset, because there are no levels."""
+        return self.reset(key)
+
+    def step(self, key: jax.Array, state: Timed, action: jax.Array) -> tuple:
+        """Take a step. -> state, obs, reward, terminated, truncated, success."""
+        inner = jax.tree.map(lambda x: x, state.inner)  # brax writes into the dicts of the state that it is given
+        inner, time = exactly(self.env.step(inner, action), self._like), state.time + 1
+        terminated = inner.done > 0
+        truncated = (time >= self.episode_length) & ~terminated
+        return Timed(inner, time), self._observe(inner), inner.reward, terminated, truncated, jnp.bool_(False)

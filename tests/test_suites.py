@@ -1,0 +1,461 @@
+"""The optional suites step as they do by themselves, and their runs resume bit for bit.
+
+Each test is skipped where its suite is not installed (requirements-<suite>.txt). Run the slow ones, which .ci/run
+leaves out, when another version of a suite is to be used: pytest -m slow tests/test_suites.py
+"""
+
+import functools
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo
+from common import envs
+from common.run import arguments, checkpoints, plots, run as runs
+from common.run.arguments import UsageError
+
+ROOT = Path(__file__).parents[1]
+# A small environment of each suite, with a time limit of 6 steps.
+SHORT = {
+    "xminigrid": ("xminigrid/MiniGrid-DoorKey-8x8", '{"max_steps": 6}'),
+    "craftax": ("craftax/Craftax-Classic-Symbolic-v1", '{"max_timesteps": 6, "map_size": [24, 24]}'),
+    "brax": ("brax/inverted_pendulum", '{"episode_length": 6}'),
+    "playground": ("playground/CartpoleBalance", '{"episode_length": 6}'),
+}
+LIMIT = 6
+each_suite = pytest.mark.parametrize("suite", SHORT)
+
+
+def needs(suite):
+    """The suite's package; without it the test is skipped."""
+    return pytest.importorskip(envs.OPTIONAL[suite], reason=f"pip install -r requirements-{suite}.txt")
+
+
+@functools.cache
+def short(suite, num_envs=4, **changed):
+    """The small environment of an installed suite."""
+    needs(suite)
+    env_id, kwargs = SHORT[suite]
+    return envs.make(env_id, num_envs, env_kwargs=json.dumps(json.loads(kwargs) | changed))
+
+
+def keys(number, seed=0):
+    return jax.random.split(jax.random.key(seed), number)
+
+
+def words(tree):
+    """The leaves as NumPy arrays, also of random keys."""
+    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return [np.asarray(bits(x)) for x in jax.tree.leaves(tree)]
+
+
+def same(ours, theirs):
+    for a, b in zip(words(ours), words(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def error_of(env_id, **kw):
+    with pytest.raises(UsageError) as error:
+        envs.make(env_id, 1, **kw)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Steps, against the suites' own
+
+
+def test_xminigrid_steps_as_by_itself():
+    """In 256 episodes of random play: states, what the planes show, rewards, and ends of both kinds."""
+    xminigrid = needs("xminigrid")
+    limit, number = 60, 256
+    env, params = xminigrid.make("MiniGrid-DoorKey-5x5", max_steps=limit)
+    suite = envs.make("xminigrid/MiniGrid-DoorKey-5x5", 1, env_kwargs=f'{{"max_steps": {limit}}}').suite
+    actions = jax.random.randint(jax.random.key(1), (limit, number, 1), 0, 6)
+
+    def theirs(start, actions):
+        first = jax.vmap(lambda key: env.reset(params, key))(start)
+        step = jax.vmap(lambda now, action: env.step(params, now, action[0]))
+        return first.observation, jax.lax.scan(lambda now, action: (step(now, action),) * 2, first, actions)[1]
+
+    def ours(start, actions):
+        state, first = jax.vmap(suite.reset)(start)
+
+        def step(state, action):
+            state, *out = jax.vmap(suite.step)(start, state, action)
+            return state, (state, *out)
+
+        return first, jax.lax.scan(step, state, actions)[1]
+
+    first, after = jax.device_get(jax.jit(theirs)(keys(number), actions))
+    seen, (state, obs, reward, terminated, truncated, success) = jax.device_get(jax.jit(ours)(keys(number), actions))
+    same(state, after.state)
+    for planes, numbers in ((seen, first), (obs, after.observation)):
+        assert planes.dtype == bool and (planes[..., :13].sum(-1) == 1).all() and (planes[..., 13:].sum(-1) == 1).all()
+        np.testing.assert_array_equal(planes[..., :13].argmax(-1), numbers[..., 0])
+        np.testing.assert_array_equal(planes[..., 13:].argmax(-1), numbers[..., 1])
+    np.testing.assert_array_equal(reward, after.reward)
+    reached, time = after.reward > 0, np.arange(1, limit + 1)[:, None]
+    np.testing.assert_array_equal(terminated, reached)
+    np.testing.assert_array_equal(success, reached)
+    np.testing.assert_array_equal(truncated, (time == limit) & ~reached)
+    assert reached.any() and truncated.any()
+
+
+@pytest.mark.parametrize("limit", [4, 5, 6])
+def test_xminigrid_goal_in_the_last_step_is_no_time_out(limit):
+    """The shortest way through Empty-5x5 takes five steps."""
+    needs("xminigrid")
+    env = envs.make("xminigrid/MiniGrid-Empty-5x5", 1, env_kwargs=f'{{"max_steps": {limit}}}')
+    (state, _), step = jax.jit(env.reset)(jax.random.key(0)), jax.jit(env.step)
+    for time, action in enumerate([0, 0, 1, 0, 0][:limit], 1):
+        state, out = step(jax.random.key(time), state, jnp.array([[action]]))
+        assert bool(out.episode.done[0]) == (time == min(5, limit))
+    reached = limit >= 5
+    assert bool(out.terminated[0]) == bool(out.episode.success[0]) == reached != bool(out.truncated[0])
+    assert float(out.reward[0]) == pytest.approx((1 - 0.9 * 5 / limit) * reached)
+
+
+@pytest.mark.slow
+def test_every_xminigrid_id_can_be_used():
+    """Their shapes and types are as declared, and remain so."""
+    needs("xminigrid")
+    ids = envs.env_ids("xminigrid")
+    assert len(ids) == 23 and {"xminigrid/MiniGrid-DoorKey-8x8", "xminigrid/MiniGrid-MemoryS8"} <= set(ids)
+    for env_id in ids:
+        check_shapes(envs.make(env_id, 1).suite)
+
+
+def check_shapes(suite):
+    state, obs = jax.eval_shape(suite.reset, jax.random.key(0))
+    assert (obs.shape, obs.dtype) == (suite.obs_shape, suite.obs_dtype)
+    dimensions = len(suite.action_space[0])
+    action = jnp.zeros(dimensions, jnp.int32 if isinstance(suite.action_space, envs.Discrete) else jnp.float32)
+    after = jax.eval_shape(suite.step, jax.random.key(0), state, action)
+    assert jax.tree.structure((state, obs)) == jax.tree.structure(after[:2])
+    for x, y in zip(jax.tree.leaves((state, obs)), jax.tree.leaves(after[:2]), strict=True):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type) and not x.weak_type
+    assert [(x.shape, x.dtype) for x in after[2:]] == [((), np.float32)] + [((), bool)] * 3
+
+
+@each_suite
+def test_states_keep_their_types(suite):
+    check_shapes(short(suite).suite)
+
+
+def test_craftax_steps_as_by_itself():
+    """With the same keys: states, observations, rewards; it ends where Craftax says so, by a time-out at the limit."""
+    needs("craftax")
+    from craftax.craftax_classic.envs.craftax_state import StaticEnvParams
+    from craftax.craftax_classic.envs.craftax_symbolic_env import CraftaxClassicSymbolicEnvNoAutoReset as Theirs
+
+    limit, number = 12, 16
+    suite = short("craftax", max_timesteps=limit).suite
+    env = Theirs(StaticEnvParams(map_size=(24, 24)))
+    params = env.default_params.replace(max_timesteps=limit)
+    reset = jax.jit(jax.vmap(lambda key: (suite.reset(key), env.reset_env(key, params))))
+    step = jax.jit(jax.vmap(lambda k, s, a: (suite.step(k, s, a), env.step_env(k, s, a[0], params))))
+    ((state, obs), (first, theirs)) = reset(keys(number))
+    np.testing.assert_array_equal(obs, first)
+    # Half of the players are about to die, two of them in the last step.
+    health = jnp.where(jnp.arange(number) < 8, 9, -90)
+    start = jnp.where(jnp.arange(number) % 8 < 2, limit - 1, 0)
+    same(state, theirs)
+    state = state.replace(player_health=health, timestep=start)
+    ended = np.zeros((2, number), int)
+    for time in range(1, limit + 1):
+        action = jax.random.randint(jax.random.key(time), (number, 1), 0, 17)
+        out, their = step(keys(number, time), state, action)
+        (state, obs, reward, terminated, truncated, success), (seen, theirs, paid, done, _) = out, their
+        same(state, theirs)
+        np.testing.assert_array_equal(obs, seen)
+        np.testing.assert_array_equal(reward, paid)
+        np.testing.assert_array_equal(terminated | truncated, done)
+        np.testing.assert_array_equal(terminated, np.asarray(theirs.player_health) <= 0)
+        np.testing.assert_array_equal(truncated, np.asarray(theirs.timestep) >= limit)
+        assert not success.any()
+        ended += np.stack([terminated & ~truncated, truncated & ~terminated])
+    assert (ended[0, 10:] > 0).all() and (ended[1, :8] > 0).all() and obs.shape[1:] == (1345,)
+
+
+@pytest.mark.parametrize("backend", ["spring", pytest.param("mjx", marks=pytest.mark.slow)])
+def test_brax_steps_as_by_itself(backend):
+    """Against the environment without any wrapper, with the steps counted here: what falls is terminated, what stands
+    at the limit is truncated."""
+    needs("brax")
+    from brax.envs.inverted_pendulum import InvertedPendulum
+
+    limit, number = 12, 8
+    suite = short("brax", episode_length=limit, backend=backend).suite
+    env = InvertedPendulum(backend=backend)
+    # Half of the poles are pushed over, one of them so gently that it falls late.
+    push = jnp.array([0, 0, 0, 0, 1, 1, 0.5, 0.3])[:, None]
+
+    def both(key, action):
+        """Each step of both from the same state, of which XLA then compiles most only once."""
+        state, first = suite.reset(key)
+
+        def step(state, _):
+            after, *out = suite.step(key, state, action)
+            return after, (out, env.step(state.inner, action))
+
+        return first, env.reset(key).obs, *jax.lax.scan(step, state, length=limit)[1]
+
+    seen, first, (obs, reward, terminated, truncated, success), after = jax.device_get(
+        jax.jit(jax.vmap(both))(keys(number), push)
+    )
+    np.testing.assert_allclose(seen, first, rtol=1e-6)
+    np.testing.assert_allclose(obs, after.obs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reward, after.reward, rtol=1e-4)
+    fallen = after.done > 0
+    np.testing.assert_array_equal(terminated, fallen)
+    np.testing.assert_array_equal(truncated, (np.arange(1, limit + 1) == limit) & ~fallen)
+    assert not success.any() and fallen[4:].any(1).all() and truncated[:4, -1].all()
+
+
+def test_brax_backends_are_chosen():
+    needs("brax")
+    pendulum, limb = short("brax"), envs.make("brax/swimmer", 1)
+    assert (pendulum.suite.env.backend, limb.suite.env.backend) == ("spring", "generalized")
+    assert short("brax", backend="positional").suite.env.backend == "positional"
+    assert pendulum.action_space.high.tolist() == [1] and limb.action_space.low.tolist() == [-1, -1]
+
+
+def test_brax_shows_a_policy_its_own_part_of_the_observations():
+    """Of an environment with a dict of them, as playground's robots have."""
+    needs("brax")
+    from brax import envs as brax_envs
+
+    from common.suites.brax import Brax
+
+    suite = Brax(brax_envs.get_environment("fast", obs_mode="dict_state"), "fast", LIMIT)
+    assert suite.obs_shape == (2,)
+    check_shapes(suite)
+
+
+def test_playground_steps_as_by_itself():
+    """With the time limit counted here; nothing else ends."""
+    needs("playground")
+    from mujoco_playground import registry
+
+    number = 4
+    suite = short("playground").suite
+    env = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    push = jnp.linspace(-1, 1, number)[:, None]
+
+    def both(key, action):
+        """Each step of both from the same state, of which XLA then compiles most only once."""
+
+        def step(state, _):
+            after, *out = suite.step(key, state, action)
+            return after, (out, env.step(state.inner, action))
+
+        return jax.lax.scan(step, suite.reset(key)[0], length=2 * LIMIT)[1]
+
+    (obs, reward, terminated, truncated, _), after = jax.device_get(jax.jit(jax.vmap(both))(keys(number), push))
+    np.testing.assert_allclose(obs, after.obs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(reward, after.reward, rtol=1e-4)
+    assert not terminated.any() and not after.done.any() and len(np.unique(reward[:, -1])) == number
+    np.testing.assert_array_equal(truncated[0], np.arange(1, 2 * LIMIT + 1) >= LIMIT)
+
+
+def test_playground_that_cannot_download_its_models_is_one_line(monkeypatch):
+    needs("playground")
+    from mujoco_playground import registry
+
+    def load(*args, **kw):
+        raise subprocess.CalledProcessError(128, ["git", "clone"])
+
+    monkeypatch.setattr(registry, "load", load)
+    for kwargs in (None, '{"ctrl_dt": 0.05}'):
+        line = error_of("playground/LeapCubeReorient", env_kwargs=kwargs)
+        assert line.startswith("--env-id playground/LeapCubeReorient: its models could not be downloaded from https://")
+
+
+# Episodes
+
+
+# playground's differ from brax's in nothing but the 20 s that they take to compile.
+@pytest.mark.parametrize("suite", ["xminigrid", "craftax", "brax", pytest.param("playground", marks=pytest.mark.slow)])
+def test_episodes_are_cut_at_the_limit_and_begin_anew(suite):
+    """All are truncated together. Each then begins in a world that none had before, and the next limit is as far
+    away; the last observation of the old episode is given, too. In a stack of two, each observation stays for a
+    second step, but not in the next episode."""
+    needs(suite)
+    env_id, kwargs = SHORT[suite]
+    env = envs.make(env_id, 8, env_kwargs=kwargs, frame_stack=2, reward_clip=0.001)
+    # Turning on the spot, doing nothing, no force: nothing else ends within the limit.
+    action = {"xminigrid": jnp.ones((8, 1), int), "craftax": jnp.zeros((8, 1), int)}.get(suite, jnp.zeros((8, 1)))
+    world = {
+        "xminigrid": lambda state: (state.grid, state.agent.position, state.agent.direction),
+        "craftax": lambda state: state.map,
+    }.get(suite, lambda state: state.inner.obs)
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
+    worlds, step = [world(state.inner.inner)], jax.jit(env.step)
+    halves = lambda obs: np.split(np.asarray(obs), 2, axis=-1)  # noqa: E731
+    for time in range(1, 2 * LIMIT + 1):
+        before = obs
+        state, out = step(jax.random.key(time), state, action)
+        obs = out.obs
+        assert not out.terminated.any() and (out.truncated == (time % LIMIT == 0)).all()
+        assert (np.abs(out.reward) <= np.float32(0.001)).all()
+        np.testing.assert_array_equal(halves(out.final_obs)[0], halves(before)[1])
+        changed = (np.asarray(out.final_obs) != np.asarray(out.obs)).reshape(8, -1).any(1)
+        if time % LIMIT:
+            assert not changed.any()
+        else:
+            assert changed.all() and (out.episode.length == LIMIT).all()
+            np.testing.assert_array_equal(*halves(obs))
+            worlds.append(world(state.inner.inner))
+    rows = [np.concatenate([x.reshape(8, -1) for x in map(np.asarray, jax.tree.leaves(each))], 1) for each in worlds]
+    assert len(np.unique(np.concatenate(rows), axis=0)) == 8 * 3
+
+
+# Runs
+
+
+FLAGS = "--sticky-actions 0.25 --time-limit 5 --num-envs 8 --num-steps 4 --minibatch-size 16 --update-epochs 1 "
+FLAGS += "--hidden-sizes 8 --num-devices 2 --total-timesteps 192 --num-eval-episodes 0 --plasticity-every 0 "
+FLAGS += "--checkpoint-every 3 --keep-checkpoints 0"
+
+
+def call(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
+    runs.main(ppo.train, ppo.Args)
+
+
+# One suite will do for every day; tests/test_runs.py has states such as brax's, with arrays of size 0.
+@pytest.mark.parametrize("suite", [pytest.param(s, marks=[pytest.mark.slow] * (s != "xminigrid")) for s in SHORT])
+def test_a_resumed_run_equals_a_straight_one(suite, monkeypatch, tmp_path):
+    """Bit for bit, over several ends of episodes, from a checkpoint within one: everything that is stored, and every
+    metric."""
+    short(suite, 1)
+    monkeypatch.chdir(tmp_path)
+    env_id, kwargs = SHORT[suite]
+    call(monkeypatch, "--env-id", env_id, "--env-kwargs", kwargs, *FLAGS.split(), "--run-name", "straight")
+    straight, broken = Path("runs/straight"), Path("runs/broken")
+    shutil.copytree(straight, broken)
+    for gone in ("checkpoints/6", "summary.json", "curve.png"):
+        shutil.rmtree(broken / gone) if (broken / gone).is_dir() else (broken / gone).unlink()
+    call(monkeypatch, "--resume", broken)
+    args = ppo.Args(**arguments.typed(ppo.Args, json.loads((straight / "args.json").read_text())["args"], ""))
+    _, _, _, init, _, _, key = ppo.build(args)
+    like = init(key)
+    ends = [checkpoints.restore_newest(path, [6], like, "", partial=False)[0] for path in (straight, broken)]
+    same(*ends)
+    rows = [plots.read_lines(path) for path in (straight, broken)]
+    rows = [[{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in each] for each in rows]
+    assert rows[0] == rows[1] and len(rows[0]) == 6
+    assert sum(row.get("charts/num_episodes", 0) for row in rows[0]) >= 8
+
+
+@pytest.mark.parametrize("suite", ["xminigrid", pytest.param("craftax", marks=pytest.mark.slow)])
+def test_pictures(suite):
+    """Of a state in the form in which an evaluation keeps it. Craftax needs a minute for its textures, once."""
+    env = short(suite, 2)
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    one, other = (jax.device_get(jax.tree.map(lambda x, i=i: x[i], state.inner)) for i in range(2))
+    pictures = env.frames([one, other, one])
+    assert env.suite.can_draw and pictures[0].dtype == np.uint8 and pictures[0].ndim == 3
+    assert pictures[0].shape[-1] == 3 and len(np.unique(pictures[0])) > 3
+    assert (pictures[0] == pictures[2]).all() and (pictures[0] != pictures[1]).any()
+
+
+# What is refused
+
+
+@each_suite
+def test_an_unknown_id_is_answered_with_near_ones(suite):
+    needs(suite)
+    env_id = SHORT[suite][0]
+    line = error_of(env_id[:-1])
+    assert line.startswith(f"--env-id {env_id[:-1]}: no such environment; did you mean ") and env_id in line
+    assert all(near.startswith(f"{suite}/") for near in line.partition("did you mean ")[2].rstrip("?").split(", "))
+
+
+@each_suite
+def test_a_wrong_argument_is_one_line(suite):
+    needs(suite)
+    env_id, kwargs = SHORT[suite]
+    limit = next(iter(json.loads(kwargs)))
+    line = error_of(env_id, env_kwargs='{"limit": 6}')
+    assert line.startswith(f'--env-kwargs {{"limit": 6}}: {env_id} takes no limit; it takes ') and limit in line
+    line = error_of(env_id, env_kwargs=f'{{"{limit}": "six"}}')
+    assert line.startswith(f'--env-kwargs {{"{limit}": "six"}}: ') and " raises " in line
+
+
+def test_a_backend_that_brax_lacks_is_one_line():
+    needs("brax")
+    line = error_of("brax/ant", env_kwargs='{"backend": "bullet"}')
+    assert "brax/ant raises ValueError: backend should be in" in line and "'spring'" in line
+
+
+@each_suite
+def test_a_suite_that_is_not_installed_is_one_line(suite, monkeypatch):
+    package = envs.OPTIONAL[suite]
+    for module in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    missing = f"{package} is not installed; pip install -r requirements-{suite}.txt"
+    assert error_of(SHORT[suite][0]) == f"--env-id {SHORT[suite][0]}: {missing}"
+    assert error_of(f"{suite}/nothing", env_kwargs="{}") == f"--env-id {suite}/nothing: {missing}"
+    with pytest.raises(UsageError, match=f"^--list-envs {suite}: {missing}$"):
+        envs.listed([suite])
+    assert f"{envs.SUITES[suite]:<37}pip install -r requirements-{suite}.txt\n" in envs.listed([]) + "\n"
+
+
+@each_suite
+def test_an_unknown_prefix_is_answered_with_all_suites(suite):
+    assert f"{suite}/..." in error_of("foo/Bar") and f"{suite}/..." in error_of(f"{suite}s/Bar")
+
+
+# Lists
+
+
+@pytest.mark.parametrize("suite", envs.OPTIONAL)
+def test_ids_are_listed(suite):
+    needs(suite)
+    ids = envs.listed([suite]).splitlines()
+    assert envs.SUITES[suite] in ids and len(ids) == len(set(ids)) and all(x.startswith(f"{suite}/") for x in ids)
+    assert f"{envs.SUITES[suite]:<37}installed\n" in envs.listed([]) + "\n"
+
+
+def test_what_is_optional_has_requirements_of_its_own():
+    """On top of those of all, and pinned; and nothing else needs it."""
+    for suite in envs.OPTIONAL:
+        first, *rest = (ROOT / f"requirements-{suite}.txt").read_text().splitlines()
+        pins = [line for line in rest if not line.startswith("#")]
+        assert first == "-r requirements.txt" and all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in pins)
+        assert (ROOT / f"common/suites/{suite}.py").is_file()
+        assert suite not in (ROOT / "requirements.txt").read_text()
+
+
+def test_no_suite_is_imported_for_another():
+    code = "import sys; from common import envs; envs.make('CartPole-v1', 1); envs.listed([])\n"
+    others = {"kinetix", *envs.OPTIONAL.values()} - {"gymnasium"}  # which gymnax imports
+    code += f"print({others} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+# docs/environments.md
+
+
+def test_the_commands_of_the_page_are_right():
+    """For the suites that are installed: their flags are known, and their environments can be made."""
+    page = (ROOT / "docs/environments.md").read_text()
+    commands = [line for line in re.findall(r"^python ppo\.py (.+)$", page, re.M) if re.search("|".join(SHORT), line)]
+    commands = [line for line in commands if "--list-envs" not in line]
+    assert len(commands) >= len(SHORT)
+    for command in commands:
+        args = arguments.parse(ppo.Args, "", [word.strip("'") for word in re.findall(r"'.+?'|\S+", command)])
+        if importlib.util.find_spec(envs.OPTIONAL[args.env_id.partition("/")[0]]):
+            envs.make(args.env_id, 1, env_kwargs=args.env_kwargs)
