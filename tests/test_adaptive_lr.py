@@ -1,5 +1,7 @@
 """--adaptive-lr-kl of ppo.py, ppo_ewma.py and sapg.py, against a replay epoch by epoch."""
 
+import shutil
+import sys
 from dataclasses import replace
 
 import jax
@@ -13,7 +15,7 @@ from test_ppo import SPACES, leaves_close, random_batch, same
 import ppo
 import ppo_ewma
 import sapg
-from common.run import checkpoints, plots
+from common.run import checkpoints, plots, run as runs
 from common.run.arguments import UsageError
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "sapg": sapg}
@@ -36,7 +38,7 @@ def epochs(script, args):
     network = script.ActorCritic(args, SPACES["continuous"])
     network = OneBlock(network) if script is sapg else network
     params, batch, dist = random_batch(args, network, 64, SPACES["continuous"])
-    batch = batch._replace(log_prob=dist.log_prob(batch.action))
+    batch = jax.tree.map(jnp.asarray, batch._replace(log_prob=dist.log_prob(batch.action)))
     if script is sapg:
         zeros = jnp.zeros(64)
         batch = [sapg.Batch(*batch, zeros.astype(int), zeros.astype(bool), zeros)]
@@ -59,15 +61,15 @@ def test_the_learning_rate_follows_the_kl_of_each_epoch(name):
     threshold, number, start = 2e-3, 8, 3e-3
     run, learner = epochs(SCRIPTS[name], {"num_blocks": 1} if name == "sapg" else {})
     whole, metrics = run(learner, start, update_epochs=number, adaptive_lr_kl=threshold)
-    rate, rates, by_hand = start, [], learner
+    rate, moves, by_hand = start, [], learner
     for _ in range(number):
         by_hand, one = run(by_hand, rate, update_epochs=1)
         assert one["charts/learning_rate"] == np.float32(rate)  # without the flag it stays
         kl = float(one["losses/approx_kl"])
-        rates.append(rate := rate / 1.5 if kl > 2 * threshold else rate * 1.5 if kl < threshold / 2 else rate)
-    steps = np.diff(np.log([start, *rates])) / np.log(1.5)
-    assert set(steps.round(6)) == {-1, 0, 1}  # all three happen
-    np.testing.assert_allclose(metrics["charts/learning_rate"], rates[-1], rtol=1e-5)
+        moves.append(-1 if kl > 2 * threshold else 1 if kl < threshold / 2 else 0)
+        rate = min(rate * 1.5 ** moves[-1], 1e-2)
+    assert set(moves) == {-1, 0, 1}  # all three happen
+    np.testing.assert_allclose(metrics["charts/learning_rate"], rate, rtol=1e-5)
     leaves_close(whole.params, by_hand.params, rtol=1e-4, atol=1e-6)
 
 
@@ -92,17 +94,24 @@ def test_epochs_that_were_stopped_do_not_change_it():
 def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 2 of 4. With two chunks, which hand the rate on."""
     blocks = ["--num-blocks", 2] if name == "sapg" else []
-    flags = [*CARTPOLE.split(), *blocks, "--adaptive-lr-kl", 1e-3, "--checkpoint-every", 2, "--keep-checkpoints", 0]
-    flags += ["--num-rollout-chunks", 2]
+    flags = CARTPOLE.replace("--learning-rate 0.01", "--learning-rate 1e-5 --adaptive-lr-kl 1000").split() + blocks
+    flags += ["--num-rollout-chunks", 2, "--checkpoint-every", 2, "--keep-checkpoints", 0]
     straight = call(SCRIPTS[name], tmp_path, *flags, "--total-timesteps", 128, "--run-name", "straight")
-    begun = call(SCRIPTS[name], tmp_path, *flags, "--total-timesteps", 64, "--run-name", "begun")
     rate = {update: rates_at(straight, update) for update in (2, 4)}
-    assert rate[2] != np.float32(0.01) and rate[4] != rate[2] == rates_at(begun, 2)
-    assert rate[4] == plots.read_lines(straight.path)[-1]["charts/learning_rate"]
-    call(SCRIPTS[name], tmp_path, "--resume", begun.path, "--total-timesteps", 128)
-    resumed = begun._replace(like=straight.like)
-    assert rates_at(resumed, 4) == rate[4]
-    same(learner_at(resumed, 4), learner_at(straight, 4))
+    for update in (2, 4):  # two chunks of two epochs each
+        np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (4 * update), rtol=1e-5)
+    assert rate[4] == np.float32(plots.read_lines(straight.path)[-1]["charts/learning_rate"])
+    killed = straight._replace(path=tmp_path / "killed")
+    shutil.copytree(straight.path, killed.path)
+    shutil.rmtree(killed.path / "checkpoints" / "4")
+    (killed.path / "summary.json").unlink()
+    lines = (killed.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed.path / "metrics.jsonl").write_text("".join(lines[:2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", "--resume", str(killed.path)])
+        runs.main(SCRIPTS[name].train, SCRIPTS[name].Args)
+    assert rates_at(killed, 4) == rate[4]
+    same(learner_at(killed, 4), learner_at(straight, 4))
 
 
 def rates_at(outcome, update):
