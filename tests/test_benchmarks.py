@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import profile_update
+import ppo
+from benchmarks import environments, profile_update
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,3 +27,11 @@ def test_the_parts_of_an_update_are_timed():
     args = profile_update.Args(num_envs=16, num_steps=8, num_minibatches=2, repetitions=1)
     seconds = profile_update.profile(args, "CartPole-v1")
     assert {"rollout", "GAE", "inner loop"} <= seconds.keys() and min(seconds.values()) > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_an_environment_are_timed(capsys):
+    environments.main(ppo.Args(env_id="CartPole-v1", num_envs=8, num_steps=4, minibatch_size=16, hidden_sizes=(8,)))
+    lines = capsys.readouterr().out.splitlines()
+    speeds = [line.split(" steps")[0].split()[-1] for line in lines]
+    assert len(lines) == 4 and all(int(speed.replace(",", "")) > 0 for speed in speeds)
