@@ -33,14 +33,19 @@ from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import grid, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
+from experiments import grid, hands, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
 from experiments.data import Data, performance
 from experiments.verdicts import OUTCOMES, Outcome, together, verdict
 
-PRESETS = {paper_a: paper_a_runs.PRESETS, sfl: sfl_runs.PRESETS, paper_b: paper_b_runs.PRESETS}  # sfl is in paper A
+PRESETS = {  # sfl and hands are in paper A
+    paper_a: paper_a_runs.PRESETS,
+    sfl: sfl_runs.PRESETS,
+    hands: hands.PRESETS,
+    paper_b: paper_b_runs.PRESETS,
+}
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
 ON_CPUS = ("laptop", "breakout", "atari-mini")  # presets
-PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", paper_b: "paper B"}
+PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", hands: "paper A, SAPG", paper_b: "paper B"}
 
 
 def in_order(name: str) -> tuple:

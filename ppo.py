@@ -110,6 +110,9 @@ class Args(RunArgs):
     """Adam's learning rate."""
     anneal_lr: bool = False
     """Reduce the learning rate linearly, update by update, to 0."""
+    adaptive_lr_kl: Positive[float] | None = None
+    """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
+    multiply it by 1.5 if it was below half of this."""
     max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
@@ -127,7 +130,7 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
@@ -138,6 +141,8 @@ class Args(RunArgs):
         super().__post_init__()
         if self.fresh_critic and self.init_from is None:
             raise UsageError("--fresh-critic: needs --init-from RUN as well")
+        if self.adaptive_lr_kl is not None and self.anneal_lr:
+            raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -151,7 +156,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = {"tanh": nn.tanh, "relu": nn.relu}[self.args.activation]
+        activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
         conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
@@ -225,6 +230,7 @@ class TrainState(NamedTuple):
     key: jax.Array
     update: jax.Array  # [], updates done
     previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
+    learning_rate: Any = None  # [], of the next epoch, if --adaptive-lr-kl changes it
 
 
 class Transition(NamedTuple):
@@ -336,10 +342,20 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     return loss, statistics.means(parts)
 
 
+def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
+    """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
+    if args.adaptive_lr_kl is None:
+        return learning_rate
+    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
+    small = kl < 0.5 * args.adaptive_lr_kl
+    return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
+
+
 def optimise(
     args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
+    -> learner, metrics; the learning rate after it is among them.
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
@@ -349,14 +365,15 @@ def optimise(
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
-        (params, opt_state), (rows, advantage) = carry, inputs
+        (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
         grads, parts = grad_fn(params, minibatch)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
+        params = params - learning_rate * steps
+        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
@@ -364,8 +381,10 @@ def optimise(
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
-        return carry, jax.lax.pmean(parts, "device") | {"outer/epochs": jnp.ones(())}
+        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        parts = jax.lax.pmean(parts, "device")
+        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
+        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
 
     def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
         learned, stopped = carry
@@ -373,14 +392,16 @@ def optimise(
         learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
         return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
 
-    start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
+    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
     if args.target_kl is None:
-        (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
+        end, parts = jax.lax.scan(epoch, start, keys)
     else:
-        ((params, opt_state), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+    params, opt_state, learning_rate = end
     epochs = parts.pop("outer/epochs").sum()
     metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
+    metrics["charts/learning_rate"] = learning_rate
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
@@ -423,11 +444,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining)
+    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
-        learner, obs_stats, environments = carry
+        learner, learning_rate, obs_stats, environments = carry
         rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
@@ -444,18 +465,21 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
-        return (learner, obs_stats, environments), (metrics, random_rows(batch, sample_size, sample_key), sums)
+        carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
+        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    (learner, obs_stats, environments), (metrics, batch, sums) = jax.lax.scan(
-        one_chunk, (behaviour, behaviour.obs_stats, state.environments), jnp.arange(args.num_rollout_chunks)
-    )
+    carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
+    carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
+    learner, learning_rate, obs_stats, environments = carry
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
-    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample
+    adapted = None if state.learning_rate is None else learning_rate
+    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
+    return state, metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -468,7 +492,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
     learner = Learner(params, ADAM.init(params), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    return TrainState(learner, environments, key, jnp.int32(0), previous)
+    learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
+    return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
 
 
 def build(args: Args) -> tuple:
@@ -487,7 +512,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("ppo", "ppo_ewma", "pqn", "sfl_kinetix", "stochastic_opt", "figures")  # not what a user has copied from them
+# Not what a user has copied from them.
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
@@ -42,7 +43,24 @@ PPO_SFL_DIFFERENT = SFL_DIFFERENT | {
     "Args.clip_eps": "names either policy that it is near",
     "ppo_loss": "with --com as in ppo_ewma.py, without as in ppo.py",
 }
+BLOCKS = "policies of several blocks, of which the leader also learns from another one"
+SAPG_DIFFERENT = {
+    **dict.fromkeys(("Args.__post_init__", "Args.num_envs", "Args.base_num_envs", "Args.ent_coef"), BLOCKS),
+    **dict.fromkeys(("Encoder", "ActorCritic", "Transition", "Batch", "forward", "rollout", "ppo_loss"), BLOCKS),
+    **dict.fromkeys(("optimise", "measure_update", "measure_plasticity", "update"), BLOCKS),
+    **dict.fromkeys(("init_state", "build", "train"), BLOCKS),
+}
+TWO_REWARDS = "two rewards, two values, and a predictor that learns what has been seen"
+RND_PAPER = "the defaults of Burda et al. 2018"
+RND_DIFFERENT = {
+    **dict.fromkeys(("Learner", "Environments", "Transition", "Batch", "ActorCritic", "forward"), TWO_REWARDS),
+    **dict.fromkeys(("rollout", "ppo_loss", "optimise", "update", "init_state"), TWO_REWARDS),
+    "train": "more to keep in memory",
+    **dict.fromkeys(("Args.gamma", "Args.clip_eps", "Args.clip_vloss", "Args.ent_coef"), RND_PAPER),
+}
 DIFFERENT = {
+    ("ppo", "ppo_rnd"): RND_DIFFERENT,
+    ("ppo", "sapg"): SAPG_DIFFERENT,
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
     ("pqn", "sfl_kinetix"): SFL_DIFFERENT
@@ -76,7 +94,8 @@ DIFFERENT = {
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]
-PAIRS = list(combinations(TRAINING, 2))
+FORKS = ("ppo_rnd", "sapg")  # of ppo.py, and compared with it alone: what is as in ppo.py is the same in all of them
+PAIRS = [pair for pair in combinations(TRAINING, 2) if "ppo" in pair or not set(pair) & set(FORKS)]
 
 
 def definitions(tree):
@@ -136,6 +155,14 @@ def test_most_of_ppo_is_found_in_ppo_ewma():
     ours, theirs = (definitions(SCRIPTS[name]) for name in ("ppo", "ppo_ewma"))
     assert ours.keys() <= theirs.keys() and len(ours) > 50
     assert {"Encoder", "rollout", "compute_gae", "measure_update", "build", "ADAM", "SAME", "Args.gamma"} <= ours.keys()
+
+
+def test_ppo_rnd_changes_the_data_and_not_what_is_done_with_it():
+    """All of ppo.py is there. Of what makes the algorithm, advantages, measurements and devices are the same."""
+    ours, theirs = (definitions(SCRIPTS[name]) for name in ("ppo", "ppo_rnd"))
+    assert ours.keys() <= theirs.keys()
+    for name in ("Encoder", "compute_gae", "measure_update", "measure_plasticity", "build", "ADAM", "SAME", "Sample"):
+        assert ours[name] == theirs[name], name
 
 
 def test_a_difference_of_any_kind_is_seen():

@@ -42,6 +42,7 @@ AXIS_LABELS = {
     "charts/solve_rate": "solve rate",
     "charts/negative_distance": "−‖x‖ (negative distance from the optimum)",
     "charts/SPS": "environment steps per second",
+    "eval/episodic_return": "episode return, evaluation",
     "eval/solve_rate": "solve rate, evaluation",
     "eval/hand_designed/solve_rate": "solve rate, hand-designed levels",
     "losses/entropy": "entropy of the policy (nats)",

@@ -1,0 +1,649 @@
+"""SAPG, Split and Aggregate Policy Gradients (Singla et al. 2024, https://arxiv.org/abs/2407.20230), a fork of ppo.py.
+
+    python sapg.py                                                 # Breakout-MinAtar, 6 blocks of 512 environments
+    python sapg.py --num-blocks 4 --num-envs 4096 --block-ent-coef 0.02
+
+The environments are --num-blocks equal blocks with a policy each. Policies share all weights, but each has a learned
+vector phi beside the observation, its own standard deviations and its own entropy bonus. The last is the leader's; the
+others, the followers, explore. PPO trains each on its own transitions, and the leader, with importance weights, also on
+those of one follower, drawn anew for each update. Returns, evaluations and videos are the leader's. Beukman et al. 2026
+(https://arxiv.org/abs/2603.06009, figure 10) find PPO closer to it with small minibatches. See docs/sapg.md.
+"""
+
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+from common import bits, envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded
+from common.convolutions import CONVOLUTIONS
+from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
+from common.products import PRODUCTS
+from common.run import arguments, checkpoints, devices, memory
+from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
+from common.run.run import Run, begin, evaluate, main
+from common.sample import gather_rows, random_rows
+from common.shuffle import random_permutation
+
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
+PHI_SIZE = 32  # of what tells the blocks' policies apart
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+
+
+@dataclass(frozen=True)
+class Args(RunArgs):
+    # --- run ---
+    seed: NonNegative[int] = 0
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
+    num_seeds: Positive[int] = 1
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
+    total_timesteps: Steps = 2**24
+    """Environment steps over all environments."""
+    fresh_critic: bool = False
+    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
+
+    # --- environment ---
+    env_id: str = "Breakout-MinAtar"
+    """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
+    env_kwargs: str | None = None
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
+    num_levels: Positive[int] = 512
+    """Size of kinetix/locomotion's fixed set of levels."""
+    sticky_actions: Fraction = 0.0
+    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
+    frame_stack: Positive[int] = 1
+    """How many of the last observations the policy sees, side by side along the last axis."""
+    time_limit: Positive[int] | None = None
+    """Truncate episodes after this many steps; what would have come is estimated by the value."""
+    reward_clip: Positive[float] | None = None
+    """Train on rewards within plus and minus this; logged returns are the environment's."""
+    norm_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+
+    # --- outer loop ---
+    num_blocks: Positive[int] = 6
+    """M: parts of the environments, each with its own policy. The last one is the leader's. With 1, this is PPO."""
+    num_envs: Positive[int] = 3072
+    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    num_steps: Positive[int] = 32
+    """K (T in shapes): steps of each environment per update."""
+    gamma: Fraction = 0.99
+    """Discount factor."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_eps: NonNegative[float] = 0.2
+    """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
+    off_policy_clip: Literal["one", "ratio"] = "one"
+    """Around what the ratio of relabelled rows is clipped: 1 (the authors' code) or leader / follower (their paper)."""
+    update_epochs: Positive[int] = 4
+    """E: passes over the data of one update."""
+    target_kl: Positive[float] | None = None
+    """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
+    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
+    base_num_envs: Positive[int] = 3072
+    """Number of environments that --scaling starts from."""
+    num_rollout_chunks: Positive[int] = 1
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
+    stagger_resets: NonNegative[int] = 0
+    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
+
+    # --- inner loop ---
+    minibatch_size: Positive[int] | None = None
+    """Transitions per minibatch (default 2048); --num-minibatches follows from it."""
+    num_minibatches: Positive[int] | None = None
+    """M: minibatches per epoch; --minibatch-size follows from it."""
+    learning_rate: Positive[float] = 1e-3
+    """Adam's learning rate."""
+    anneal_lr: bool = False
+    """Reduce the learning rate linearly, update by update, to 0."""
+    adaptive_lr_kl: Positive[float] | None = None
+    """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
+    multiply it by 1.5 if it was below half of this."""
+    kl_of_relabelled: bool = False
+    """Count relabelled rows, too, in the KL that --adaptive-lr-kl and --target-kl see, as the authors' code does."""
+    max_grad_norm: Positive[float] = 0.5
+    """Gradients are scaled down to this global norm."""
+    norm_adv: bool = True
+    """Normalise advantages in each (global) minibatch."""
+    clip_vloss: bool = True
+    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    vf_coef: NonNegative[float] = 0.5
+    """Weight of the value loss."""
+    ent_coef: NonNegative[float] = 0.01
+    """Weight of the entropy bonus, in all blocks."""
+    block_ent_coef: NonNegative[float] = 0.005
+    """More of it for the followers: half of this for the first one, from there linearly down to 0 for the leader."""
+
+    # --- network ---
+    network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
+    """What is before the hidden layers. cnn: a 3x3 convolution with 16 channels, for image-like observations; nature,
+    impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
+    hidden_sizes: tuple[Positive[int], ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Activation of the hidden layers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    shared_encoder: bool = False
+    """Actor and critic share their hidden layers."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fresh_critic and self.init_from is None:
+            raise UsageError("--fresh-critic: needs --init-from RUN as well")
+        if self.adaptive_lr_kl is not None and self.anneal_lr:
+            raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
+        parts = self.num_blocks * self.num_rollout_chunks
+        if self.num_envs % parts:
+            product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
+            raise UsageError(f"--num-envs {self.num_envs}: must be a multiple of {product}; {above} would be")
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
+        arguments.settle_minibatches(self, default_size=2048)
+
+    @property
+    def leader(self) -> int:
+        """The index of the leader's block."""
+        return self.num_blocks - 1
+
+    @property
+    def epoch(self) -> tuple[int, int]:
+        """Minibatches of an epoch of a chunk, and their rows on all devices: --minibatch-size or, where that does not
+        divide the chunk's transitions and those of one block again, the next larger number that does."""
+        transitions = self.batch_size // self.num_rollout_chunks
+        rows = transitions + (transitions // self.num_blocks if self.leader else 0)
+        count = next(n for n in range(rows // self.minibatch_size, 0, -1) if rows % n == 0)
+        return count, rows // count
+
+
+# Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
+class Encoder(nn.Module):
+    """Observations [B, ...], phi of their blocks [B, PHI_SIZE] (or nothing) -> features [B, hidden_sizes[-1]]."""
+
+    args: Args
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, *phi: jax.Array) -> jax.Array:
+        activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
+        init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
+        dense = partial(nn.Dense, kernel_init=init, dot_general=product)
+        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
+        if self.args.network == "cnn":
+            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
+            height, width = x.shape[1] - 2, x.shape[2] - 2
+            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
+            self.sow("intermediates", "hidden", x)
+        if self.args.network == "nature":
+            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
+                self.sow("intermediates", "hidden", x)
+        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
+            for channels in (16, 32, 32):
+                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
+                for _ in range(2):
+                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
+                    self.sow("intermediates", "hidden", y)
+                    x = x + conv(channels, (3, 3), padding=1)(y)
+            x = activation(x)
+        x = jnp.concatenate([x.reshape(x.shape[0], -1), *phi], axis=1)
+        for size in self.args.hidden_sizes:
+            x = activation(dense(size)(x))
+            self.sow("intermediates", "hidden", x)
+        return x
+
+
+class ActorCritic(nn.Module):
+    """Observations [B, ...], their blocks int32 [B] -> action distribution, values [B]."""
+
+    args: Args
+    action_space: envs.Discrete | envs.Box
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, block: jax.Array) -> tuple[Categorical | Gaussian, jax.Array]:
+        blocks = self.args.num_blocks
+        inputs = [obs]
+        if blocks > 1:
+            # A product, not an index, whose gradient would be a scatter; in full precision.
+            of_block = partial(jnp.matmul, jax.nn.one_hot(block, blocks), precision="highest")
+            inputs.append(of_block(self.param("phi", nn.initializers.normal(1.0), (blocks, PHI_SIZE))))
+        features = Encoder(self.args, name="encoder" if self.args.shared_encoder else "actor_encoder")(*inputs)
+        critic_features = features if self.args.shared_encoder else Encoder(self.args, name="critic_encoder")(*inputs)
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="critic")(critic_features)[..., 0]
+        head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="actor")
+        if isinstance(self.action_space, Discrete):
+            return Categorical(head(sum(self.action_space.nvec))(features), self.action_space.nvec), value
+        mean = head(len(self.action_space.low))(features)
+        shape = mean.shape[-1:] if blocks == 1 else (blocks, mean.shape[-1])
+        log_std = bounded(self.param("log_std", nn.initializers.zeros, shape), -5.0, 2.0)
+        return Gaussian(mean, jnp.broadcast_to(log_std if blocks == 1 else of_block(log_std), mean.shape)), value
+
+
+class Learner(NamedTuple):
+    """What is learned, and what --init-from takes over. Equal on all devices."""
+
+    params: Any
+    opt_state: Any
+    obs_stats: statistics.RunningStats
+    return_stats: statistics.RunningStats
+
+
+class Environments(NamedTuple):
+    """The environments of one chunk [N / C, ...] or of all chunks [C, N / C, ...]. Split over devices."""
+
+    state: Any
+    obs: jax.Array  # what to act on next
+    discounted_return: jax.Array  # of the running episodes (for --norm-reward)
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to continue as if it had never stopped."""
+
+    learner: Learner
+    environments: Environments
+    key: jax.Array
+    update: jax.Array  # [], updates done
+    previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
+    learning_rate: Any = None  # [], of the next epoch, if --adaptive-lr-kl changes it
+
+
+class Transition(NamedTuple):
+    """A chunk's rollout as collected, [T, N / C, ...]."""
+
+    obs: Any  # booleans packed into bits
+    action: jax.Array  # [T, N / C, D]
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_value: jax.Array  # if truncated, V of the observation before the reset, else 0
+    leader_final_value: jax.Array  # the same by the leader
+    block: jax.Array
+
+
+class Batch(NamedTuple):
+    """A chunk's rollout as the inner loop sees it, [T * N / C, ...], or its relabelled rows, [T * N / (C M), ...]."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    block: jax.Array  # whose policy learns from it
+    relabelled: jax.Array  # whether another one's acted
+    log_center: jax.Array  # the logarithm of what the ratio is clipped around
+
+
+class Sample(NamedTuple):
+    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
+
+    batch: Batch  # [C, n, ...], of this device
+    obs_stats: statistics.RunningStats
+
+
+def forward(args: Args, network: ActorCritic, obs_stats: Any, params: Any, obs: Any, block: Any, **kw) -> Any:
+    """Observations [B, ...] or their bits, blocks [B] or [] -> action distribution, values [B]. kw: of flax's apply."""
+    obs = bits.unpack(obs)
+    inputs = statistics.normalise(obs, obs_stats) if args.norm_obs else obs, jnp.broadcast_to(block, obs.shape[:1])
+    return network.apply(params, *inputs, **kw)
+
+
+def rollout(
+    args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
+) -> tuple[Environments, Transition, jax.Array, jax.Array]:
+    """Play num_steps steps in a chunk of environments with the behaviour policies, block after block.
+
+    -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the leader's ended episodes.
+    """
+    block = jnp.arange(env.num_envs) // (env.num_envs // args.num_blocks)
+    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+
+    def step(carry: tuple, step_key: jax.Array) -> tuple:
+        env_state, obs = carry
+        action_key, env_key = jax.random.split(step_key)
+        dist, value = policy(obs, block)
+        action = dist.sample(action_key)
+        env_state, out = env.step(env_key, env_state, action)
+        final_value = lambda block: jax.lax.cond(  # noqa: E731
+            out.truncated.any(), lambda: policy(out.final_obs, block)[1] * out.truncated, lambda: jnp.zeros_like(value)
+        )
+        transition = Transition(
+            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated,
+            final_value(block), final_value(args.leader), block,
+        )  # fmt: skip
+        leaders = out.episode._replace(done=out.episode.done & (block == args.leader))
+        return (env_state, out.obs), (transition, envs.episode_sums(leaders))
+
+    keys = jax.random.split(key, args.num_steps)
+    (env_state, obs), (transitions, sums) = jax.lax.scan(step, (chunk.state, chunk.obs), keys)
+    chunk = chunk._replace(state=env_state, obs=obs)
+    return chunk, transitions, policy(obs, block)[1], jax.lax.psum(sums.sum(0), "device")
+
+
+def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
+    where s'_t is the observation before the reset: a truncated episode still has a future.
+    """
+    t = transitions
+
+    def step(carry: tuple, inputs: tuple) -> tuple:
+        advantage, next_value = carry
+        reward, value, terminated, truncated, final_value = inputs
+        next_value = jnp.where(truncated, final_value, next_value)
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        advantage = delta + gamma * gae_lambda * (1 - (terminated | truncated)) * advantage
+        return (advantage, value), advantage
+
+    inputs = (t.reward, t.value, t.terminated, t.truncated, t.final_value)
+    return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
+
+
+def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_obs: Any, follower: Any) -> Batch:
+    """A follower's rollout, t [T, N / C] and then last_obs, as the leader's (Singla et al. 2024). Targets
+    are of one step, r + gamma (1 - terminated) V(s'); log_prob is that of who acted. -> [T * N / (C M), ...]."""
+    size = t.value.shape[1] // args.num_blocks
+    part = partial(jax.lax.dynamic_slice_in_dim, start_index=follower * size, slice_size=size)
+    t, last_obs = jax.tree.map(partial(part, axis=1), t), part(last_obs, axis=0)
+
+    def leader(inputs: tuple) -> tuple[jax.Array, jax.Array]:
+        dist, value = forward(args, network, by.obs_stats, by.params, inputs[0], args.leader)
+        return dist.log_prob(inputs[1]), value
+
+    log_prob, value = jax.lax.map(leader, (t.obs, t.action))  # step by step: all at once would need more memory
+    next_value = jnp.concatenate([value[1:], leader((last_obs, t.action[-1]))[1][None]])
+    target = t.reward + args.gamma * (1 - t.terminated) * jnp.where(t.truncated, t.leader_final_value, next_value)
+    log_center = log_prob - t.log_prob if args.off_policy_clip == "ratio" else jnp.zeros_like(value)
+    block, relabelled = jnp.full(value.shape, args.leader), jnp.ones(value.shape, bool)
+    batch = Batch(t.obs, t.action, t.log_prob, value, target - value, target, block, relabelled, log_center)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+
+def take_rows(rows: jax.Array, *batches: Any) -> Any:
+    """Rows of one batch or of two, as if the second followed the first, but without a copy of the first."""
+
+    def leaf(x: jax.Array, *second: jax.Array) -> jax.Array:
+        if not second:
+            return x[rows]
+        is_first = (rows < len(x)).reshape(*rows.shape, *[1] * (x.ndim - 1))
+        return jnp.where(is_first, x[jnp.minimum(rows, len(x) - 1)], second[0][jnp.maximum(rows - len(x), 0)])
+
+    return jax.tree.map(leaf, *batches)
+
+
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7; of relabelled rows Singla et al. 2024), value and entropy
+    terms (eq. 9). -> loss, its parts."""
+    dist, value = policy(params, batch.obs, batch.block)
+    log_ratio = dist.log_prob(batch.action) - batch.log_prob
+    ratio, center = jnp.exp(log_ratio), jnp.exp(batch.log_center)
+    clipped_ratio = jnp.clip(ratio, center * (1 - args.clip_eps), center * (1 + args.clip_eps))
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
+        value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
+    value_loss, entropy = 0.5 * value_error, dist.entropy()
+    explored = 0.5 * args.block_ent_coef * (1 - batch.block / max(args.leader, 1)) if args.leader else 0.0
+    loss = (policy_loss + args.vf_coef * value_loss - (args.ent_coef + explored) * entropy).mean()
+    parts = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
+        "losses/clipfrac": jnp.abs(ratio / center - 1) > args.clip_eps,
+    }
+    if args.leader:
+        kl, clipped = parts["losses/approx_kl"], parts["losses/clipfrac"]
+        # The mean over some of an epoch's rows is that over all, with the others 0, by their share.
+        for name, mask, share in (("losses", ~batch.relabelled, args.num_blocks), ("sapg", batch.relabelled, 1)):
+            weight = mask * (args.num_blocks + 1) / share
+            parts |= {f"{name}/approx_kl": jnp.where(mask, weight * kl, 0), f"{name}/clipfrac": weight * clipped}
+        parts["losses/approx_kl"] = kl if args.kl_of_relabelled else parts["losses/approx_kl"]
+    return loss, statistics.means(parts)
+
+
+def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
+    """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
+    if args.adaptive_lr_kl is None:
+        return learning_rate
+    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
+    small = kl < 0.5 * args.adaptive_lr_kl
+    return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
+
+
+def optimise(
+    args: Args, network: ActorCritic, learner: Learner, batches: list[Batch], key: jax.Array, learning_rate: jax.Array
+) -> tuple[Learner, dict[str, jax.Array]]:
+    """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
+    -> learner, metrics; the learning rate after it is among them.
+
+    batches: [T * N / C, ...] of this device; if M > 1, also relabelled rows, [T * N / (C M), ...]. A minibatch is the
+    union of the devices' shares, each shuffled locally.
+    """
+    # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
+    params, unravel = ravel_pytree(learner.params)
+    policy = lambda params, *of: forward(args, network, learner.obs_stats, unravel(params), *of)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
+        # Rows are gathered when they are used: no shuffled copy of the batch.
+        minibatch = take_rows(rows, *batches)._replace(advantage=advantage)
+        grads, parts = grad_fn(params, minibatch)
+        grads = jax.lax.pmean(grads, "device")
+        grad_norm = jnp.linalg.norm(grads)
+        steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
+        params = params - learning_rate * steps
+        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+
+    def epoch(carry: tuple, key: jax.Array) -> tuple:
+        size = sum(batch.advantage.size for batch in batches)
+        rows = random_permutation(key, size)(jnp.arange(size).reshape(args.epoch[0], -1))
+        advantage = take_rows(rows, *(batch.advantage for batch in batches))
+        if args.norm_adv:
+            advantage = jax.vmap(statistics.standardise)(advantage)
+        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        parts = jax.lax.pmean(parts, "device")
+        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
+        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+
+    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
+        learned, stopped = carry
+        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
+        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
+        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
+
+    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
+    if args.target_kl is None:
+        end, parts = jax.lax.scan(epoch, start, keys)
+    else:
+        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+    params, opt_state, learning_rate = end
+    epochs = parts.pop("outer/epochs").sum()
+    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    metrics["losses/explained_variance"] = statistics.explained_variance(batches[0].advantage, batches[0].target)
+    metrics["charts/learning_rate"] = learning_rate
+    return learner._replace(params=unravel(params), opt_state=opt_state), metrics
+
+
+def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
+    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
+    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
+    policy = partial(forward, args, network, sample.obs_stats, obs=batch.obs, block=batch.block)
+    earlier, before, after = (policy(params)[0] for params in (previous, old.params, new.params))
+    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
+    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
+    return metrics | {
+        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
+        "outer/update_norm": update_norm,
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
+    }
+
+
+def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
+    if args.norm_adv:
+        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    return {
+        **layer_metrics(sown["intermediates"], args.dormant_tau),
+        **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
+        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
+    }
+
+
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample.
+
+    Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
+    the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far. The same
+    follower is relabelled in all chunks and on all devices, each of which has an equal part of every block.
+    """
+    behaviour = state.learner
+    next_key, key = jax.random.split(state.key)
+    follower = jax.random.randint(jax.random.fold_in(key, 2**31 - 1), (), 0, max(args.leader, 1))
+    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
+    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
+    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+
+    def one_chunk(carry: tuple, index: jax.Array) -> tuple:
+        learner, learning_rate, obs_stats, environments = carry
+        rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
+        chunk = jax.tree.map(lambda x: x[index], environments)
+        chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
+        if args.norm_reward:
+            t, returns, stats = statistics.normalise_rewards(
+                t, chunk.discounted_return, learner.return_stats, args.gamma
+            )
+            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+        advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
+        own = t.block, jnp.zeros(advantage.shape, bool), jnp.zeros(advantage.shape)
+        batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, advantage + t.value, *own)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        batches = [batch, *([relabel(args, network, behaviour, t, chunk.obs, follower)] if args.leader else [])]
+        learner, metrics = optimise(args, network, learner, batches, shuffle_key, learning_rate)
+        if args.norm_obs:
+            obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
+        # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
+        environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
+        carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
+        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
+
+    carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
+    carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
+    learner, learning_rate, obs_stats, environments = carry
+    sample = Sample(batch, behaviour.obs_stats)
+    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
+    learner = learner._replace(obs_stats=obs_stats)
+    adapted = None if state.learning_rate is None else learning_rate
+    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
+    return state, metrics, sample
+
+
+def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
+    """A fresh network, and a new episode in each of this device's environments."""
+    network_key, env_key, key = jax.random.split(key, 3)
+    env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
+    state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
+    environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
+    params = network.init(network_key, obs[0, :1], jnp.zeros(1, jnp.int32))
+    stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
+    learner = Learner(params, ADAM.init(params), *stats)
+    previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
+    return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
+
+
+def build(args: Args) -> tuple:
+    """Put the functions above on the devices: learner replicated, environments split, several seeds vmapped.
+
+    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, sample;
+    measure(learner, sample) -> metrics; keys.
+    """
+    chunk = args.num_envs // args.num_rollout_chunks
+    sizes = chunk // args.num_blocks, args.epoch[1]
+    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args))
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
+    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
+    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
+        needs = f"needs images of at least {least} x {least}"
+        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
+    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
+    network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
+    split = on_devices.split(1)  # [C, N / C, ...]
+    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
+    init = on_devices(partial(init_state, args, env, network), gives=layout)
+    step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
+    measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))
+    return args, env, network, init, step, measure, on_devices.keys(args.seed)
+
+
+def train(args: Args) -> Path:
+    """Run one training from start (or checkpoint) to end. Returns the run's folder."""
+    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
+    shapes = jax.eval_shape(init, keys)
+    policy = lambda x, obs: forward(args, network, x.obs_stats, x.params, obs, args.leader)[0]  # noqa: E731
+    player = evaluation.Player(args, env.suite, policy)
+    if args.evaluate:
+        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
+    # Floats: log_prob, value, reward, two final values, advantage, target, block, log_center; 1 / M relabelled rows.
+    # Activations: 3 x the widest layer; those of convolutions, in sizes of an observation.
+    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
+    activations = 3 * max(args.hidden_sizes) + views * int(np.prod(env.obs_shape))
+    size = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize // (32 if env.obs_dtype.kind == "b" else 4)
+    floats = 9 + -(-(7 + size + env.action_dim) // args.num_blocks if args.leader else 0)
+    memory.check(args, env, shapes, floats=floats, activations=activations, sample=KL_SAMPLE)
+    print(arguments.describe(args))
+    print("with the relabelled rows, an epoch of a chunk has {} minibatches of {} rows".format(*args.epoch))
+
+    state = init(keys)
+    if args.init_from and not args.resume:
+        fresh = "critic" if args.fresh_critic else None
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+    run = Run(args, __file__)
+    state = run.restore(state)
+    step = run.compile(step, state)
+    with run:
+        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
+        for index in run.updates():
+            state, metrics, sample = step(state)
+            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
+            run.log(index, metrics)
+            run.save_if_due(index, state)
+            run.evaluate_if_due(index, player, state.learner)
+        run.film_if_asked(lambda: player.film(state.learner))
+    run.finish()
+    return run.path
+
+
+if __name__ == "__main__":
+    main(train, Args)

@@ -1,0 +1,124 @@
+"""--adaptive-lr-kl of ppo.py, ppo_ewma.py and sapg.py, against a replay epoch by epoch."""
+
+import shutil
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import on_devices
+from test_init_from import CARTPOLE, call, learner_at
+from test_ppo import SPACES, leaves_close, random_batch, same
+
+import ppo
+import ppo_ewma
+import sapg
+from common.run import checkpoints, plots, run as runs
+from common.run.arguments import UsageError
+
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "sapg": sapg}
+TOY = dict(num_envs=8, num_steps=8, num_minibatches=1, hidden_sizes=(8,), total_timesteps=64 * 4, ent_coef=0.0)
+
+
+class OneBlock:
+    """sapg.py's network, of which test_ppo.py's helpers know no blocks."""
+
+    def __init__(self, network):
+        self.network, self.init = network, lambda key, obs: network.init(key, obs, jnp.zeros(len(obs), int))
+
+    def apply(self, params, obs, block=0, **kw):
+        return self.network.apply(params, obs, block, **kw)
+
+
+def epochs(script, args):
+    """-> function(learner, learning rate) -> learner, metrics of optimise() on one batch, and the first learner."""
+    args = script.Args(**TOY, num_devices=1, **args)
+    network = script.ActorCritic(args, SPACES["continuous"])
+    network = OneBlock(network) if script is sapg else network
+    params, batch, dist = random_batch(args, network, 64, SPACES["continuous"])
+    batch = jax.tree.map(jnp.asarray, batch._replace(log_prob=dist.log_prob(batch.action)))
+    if script is sapg:
+        zeros = jnp.zeros(64)
+        batch = [sapg.Batch(*batch, zeros.astype(int), zeros.astype(bool), zeros)]
+    stats = [ppo_ewma.Proximal(params, jnp.ones(()))] if script is ppo_ewma else []
+    learner = script.Learner(params, script.ADAM.init(params), *stats, None, None)
+
+    def run(learner, rate, **flags):
+        changed = replace(args, **flags)
+        optimise = lambda learner, rate: script.optimise(  # noqa: E731
+            changed, network, learner, batch, jax.random.key(0), rate
+        )
+        return on_devices(optimise)(learner, jnp.float32(rate))
+
+    return run, learner
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_learning_rate_follows_the_kl_of_each_epoch(name):
+    """Single epochs of one minibatch, in which the order of transitions does not matter, with the rate set by hand."""
+    threshold, number, start = 2e-3, 8, 3e-3
+    run, learner = epochs(SCRIPTS[name], {"num_blocks": 1} if name == "sapg" else {})
+    whole, metrics = run(learner, start, update_epochs=number, adaptive_lr_kl=threshold)
+    rate, moves, by_hand = start, [], learner
+    for _ in range(number):
+        by_hand, one = run(by_hand, rate, update_epochs=1)
+        assert one["charts/learning_rate"] == np.float32(rate)  # without the flag it stays
+        kl = float(one["losses/approx_kl"])
+        moves.append(-1 if kl > 2 * threshold else 1 if kl < threshold / 2 else 0)
+        rate = min(rate * 1.5 ** moves[-1], 1e-2)
+    assert set(moves) == {-1, 0, 1}  # all three happen
+    np.testing.assert_allclose(metrics["charts/learning_rate"], rate, rtol=1e-5)
+    leaves_close(whole.params, by_hand.params, rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_stays_within_bounds():
+    run, learner = epochs(ppo, {})
+    _, metrics = run(learner, 9e-3, update_epochs=2, adaptive_lr_kl=1e9)
+    assert metrics["charts/learning_rate"] == np.float32(1e-2)
+    moved = learner._replace(params=jax.tree.map(lambda x: x + 1, learner.params))  # far from who acted
+    _, metrics = run(moved, 1.2e-6, update_epochs=2, adaptive_lr_kl=1e-9)
+    assert metrics["charts/learning_rate"] == np.float32(1e-6)
+
+
+def test_epochs_that_were_stopped_do_not_change_it():
+    run, learner = epochs(ppo, {})
+    _, metrics = run(learner, 1e-3, update_epochs=6, adaptive_lr_kl=1e-8, target_kl=1e-9)
+    # The first epoch's KL is 0, the second's is above both.
+    assert metrics["outer/epochs"] == 2
+    np.testing.assert_allclose(metrics["charts/learning_rate"], 1e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sapg"])
+def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
+    """As if it had been killed after update 2 of 4. With two chunks, which hand the rate on."""
+    blocks = ["--num-blocks", 2] if name == "sapg" else []
+    flags = CARTPOLE.replace("--learning-rate 0.01", "--learning-rate 1e-5 --adaptive-lr-kl 1000").split() + blocks
+    flags += ["--num-rollout-chunks", 2, "--checkpoint-every", 2, "--keep-checkpoints", 0]
+    straight = call(SCRIPTS[name], tmp_path, *flags, "--total-timesteps", 128, "--run-name", "straight")
+    rate = {update: rates_at(straight, update) for update in (2, 4)}
+    for update in (2, 4):  # two chunks of two epochs each
+        np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (4 * update), rtol=1e-5)
+    assert rate[4] == np.float32(plots.read_lines(straight.path)[-1]["charts/learning_rate"])
+    killed = straight._replace(path=tmp_path / "killed")
+    shutil.copytree(straight.path, killed.path)
+    shutil.rmtree(killed.path / "checkpoints" / "4")
+    (killed.path / "summary.json").unlink()
+    lines = (killed.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed.path / "metrics.jsonl").write_text("".join(lines[:2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", "--resume", str(killed.path)])
+        runs.main(SCRIPTS[name].train, SCRIPTS[name].Args)
+    assert rates_at(killed, 4) == rate[4]
+    same(learner_at(killed, 4), learner_at(straight, 4))
+
+
+def rates_at(outcome, update):
+    like = {"learning_rate": outcome.like.learning_rate}
+    return np.asarray(checkpoints.restore_newest(outcome.path, [update], like, "", partial=True)[0]["learning_rate"])
+
+
+def test_it_is_not_annealed_as_well():
+    with pytest.raises(UsageError, match=r"--adaptive-lr-kl 0.016: .*leave out --anneal-lr"):
+        ppo.Args(adaptive_lr_kl=0.016, anneal_lr=True)
