@@ -73,6 +73,16 @@ def test_the_learning_rate_follows_the_kl_of_each_epoch(name):
     leaves_close(whole.params, by_hand.params, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "kl, factor", [(0.0, 1.5), (0.0079, 1.5), (0.0081, 1), (0.031, 1), (0.033, 1 / 1.5), (np.inf, 1 / 1.5), (np.nan, 1)]
+)
+def test_it_changes_beyond_half_and_twice_the_threshold(name, kl, factor):
+    args = SCRIPTS[name].Args(adaptive_lr_kl=0.016)
+    new = SCRIPTS[name].adapt_learning_rate(args, jnp.float32(1e-3), jnp.float32(kl))
+    np.testing.assert_allclose(new, 1e-3 * factor, rtol=1e-6)
+
+
 def test_the_learning_rate_stays_within_bounds():
     run, learner = epochs(ppo, {})
     _, metrics = run(learner, 9e-3, update_epochs=2, adaptive_lr_kl=1e9)
