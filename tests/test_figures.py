@@ -163,7 +163,7 @@ def test_a_name_stands_for_one_command(paper, preset):
             words = shlex.join(grid.command(cell, Path("/nowhere"))).replace(cell.name, "NAME")
             assert commands.setdefault(cell.name, words) == words
             assert names.setdefault(words, cell.name) == cell.name
-    assert len(names) > (7 if paper is sfl else 60)
+    assert len(names) > {sfl: 7, hands: 5}.get(paper, 60)
 
 
 @pytest.mark.parametrize(
