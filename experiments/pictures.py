@@ -64,7 +64,7 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
         rows, columns = _grid(what)
         width = 8.2 if columns == 1 else 3.6 * columns  # of one panel, 3 are for the legend at its right
         text = textwrap.fill(caption, int(width * 14))
-        height = 4.6 if rows == columns == 1 else 1.6 + 2.9 * rows
+        height = 4.6 if rows == columns == 1 else 2.0 + 2.9 * rows
         figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
         if isinstance(what, Picture):
             _draw_panels(figure, what)
@@ -109,8 +109,11 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     colours = _colours([label for label in labels if not _is_theory(picture, label)])
     first = None
     rows, columns = _grid(picture)
+    lines_of_legend = [0.25 * _legend_rows(labels, columns)] * (columns > 1)
+    cells = figure.add_gridspec(len(lines_of_legend) + rows, columns, height_ratios=[*lines_of_legend, *[2.9] * rows])
     for index, (title, lines) in enumerate(picture.panels.items()):
-        axes = figure.add_subplot(rows, columns, index + 1, sharey=None if picture.own_y else first, sharex=first)
+        place = cells[len(lines_of_legend) + index // columns, index % columns]
+        axes = figure.add_subplot(place, sharey=None if picture.own_y else first, sharex=first)
         first = first or axes
         for line in lines:
             _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
@@ -138,9 +141,19 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.grid(linewidth=0.5, alpha=0.35)
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
-    place = "outside right center" if columns == 1 else "outside upper center"
-    across = 1 if columns == 1 else max(1, min(len(named), int(48 * columns / max(map(len, named), default=1))))
-    figure.legend(named.values(), named.keys(), loc=place, ncols=across, frameon=False, fontsize=10)
+    if columns == 1:
+        figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
+    else:
+        axes = figure.add_subplot(cells[0, :])
+        axes.axis("off")
+        across = -(-len(named) // _legend_rows(list(named), columns))
+        axes.legend(named.values(), named.keys(), loc="center", ncols=max(1, across), frameon=False, fontsize=10)
+
+
+def _legend_rows(labels: Sequence[str], columns: int) -> int:
+    """In how many rows the legend fits above so many panels: a letter of it is a thirteenth of an inch wide."""
+    across = max(1, int(3.6 * columns / (0.7 + max(map(len, labels), default=1) / 13)))
+    return max(1, -(-len(labels) // across))
 
 
 def _is_theory(picture: Picture, label: str) -> bool:
