@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("ppo", "ppo_ewma", "pqn", "sfl_kinetix", "stochastic_opt", "figures")  # not what a user has copied from them
+# Not what a user has copied from them.
+NAMES = ("ppo", "ppo_ewma", "ppo_rnn", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
@@ -42,7 +43,18 @@ PPO_SFL_DIFFERENT = SFL_DIFFERENT | {
     "Args.clip_eps": "names either policy that it is near",
     "ppo_loss": "with --com as in ppo_ewma.py, without as in ppo.py",
 }
+MEMORY = "cells with states, which each environment keeps and each sequence starts from"
+SEQUENCES = "of whole sequences"
+RNN_DIFFERENT = {
+    **dict.fromkeys(("ActorCritic", "forward", "Environments", "Transition", "Batch", "rollout"), MEMORY),
+    **dict.fromkeys(("ppo_loss", "measure_update", "update", "init_state", "train"), MEMORY),
+    **dict.fromkeys(("Sample", "optimise", "measure_plasticity", "build", "Args.__post_init__"), SEQUENCES),
+}
 DIFFERENT = {
+    ("ppo", "ppo_rnn"): RNN_DIFFERENT,
+    ("ppo_ewma", "ppo_rnn"): RNN_DIFFERENT | {"Learner": PROXIMAL, "Args.clip_eps": "another policy to be near"},
+    ("ppo_rnn", "pqn"): Q_DIFFERENT | {"Environments": MEMORY, "Sample": SEQUENCES},
+    ("ppo_rnn", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Transition": MEMORY, "Batch": MEMORY},
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
     ("pqn", "sfl_kinetix"): SFL_DIFFERENT
@@ -72,7 +84,7 @@ DIFFERENT = {
             "Args.env_id": "a name, not a flag",
             "Args.__post_init__": "checks its own flags",
         }
-        for script in ("ppo", "ppo_ewma", "pqn", "sfl_kinetix")
+        for script in ("ppo", "ppo_ewma", "ppo_rnn", "pqn", "sfl_kinetix")
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]
