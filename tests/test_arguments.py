@@ -14,6 +14,7 @@ import pytest
 import figures
 import ppo
 import ppo_ewma
+import ppo_rnn
 import pqn
 import sfl_kinetix
 import stochastic_opt
@@ -31,7 +32,7 @@ from common.run.arguments import (
 )
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = (ppo, ppo_ewma, pqn, sfl_kinetix, stochastic_opt)
+SCRIPTS = (ppo, ppo_ewma, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 
 
 @dataclass(frozen=True)

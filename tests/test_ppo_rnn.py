@@ -229,6 +229,15 @@ def test_sequences_from_stored_states_repeat_the_rollout(played):
     same(np.sort(minibatch.log_prob), np.sort(rollouts[1][1].log_prob.ravel()))
 
 
+def test_a_sequence_is_a_piece_of_one_environments_rollout(played):
+    """Across the ends of episodes, too; and each piece is there once."""
+    args, _, rollouts, minibatch, *_ = played
+    length, obs = args.sequence_length, rollouts[1][1].obs
+    pieces = [obs[start : start + length, n] for start in range(0, STEPS, length) for n in range(ENVS)]
+    taken = minibatch.obs.reshape(-1, length, 3)
+    assert sorted(piece.tobytes() for piece in pieces) == sorted(piece.tobytes() for piece in taken)
+
+
 # One sequence
 
 
@@ -263,42 +272,31 @@ def test_nothing_passes_the_border_of_an_episode(cell):
 # Whole updates
 
 
-class Recorded:
-    """ppo_rnn.py on Counters of 1 to 7 steps; what each minibatch of `num_updates` updates held, in order."""
-
-    def __init__(self, monkeypatch, num_updates, **flags):
-        batches, loss = [], ppo_rnn.ppo_loss
-
-        def spy(args, policy, params, batch):
-            jax.debug.callback(lambda batch: batches.append(jax.tree.map(np.asarray, batch)), batch, ordered=True)
-            return loss(args, policy, params, batch)
-
-        monkeypatch.setattr(ppo_rnn, "ppo_loss", spy)
-        self.args = having(**flags)
-        self.states, self.metrics = Training(Counter(ends=(1, 3, 5, 7), limit=6), self.args).run(num_updates)
-        jax.effects_barrier()
-        self.batches = batches
-
-
 def test_sequences_are_contiguous_in_time_and_all_are_used_once_per_epoch(monkeypatch):
-    """A Counter's observation is its time and the id of its episode. Two chunks."""
-    length, epochs = 4, 2
-    flags = {"sequence_length": length, "num_rollout_chunks": 2, "update_epochs": epochs}
-    run = Recorded(monkeypatch, 2, minibatch_size=16, **flags)
-    assert len(run.batches) == 2 * epochs * 6
+    """What two updates in two chunks train on. A Counter's observation is its time and the id of its episode, each of 1
+    to 6 steps."""
+    batches, loss, length, epochs = [], ppo_rnn.ppo_loss, 4, 2
+
+    def spy(args, policy, params, batch):
+        jax.debug.callback(lambda batch: batches.append(jax.tree.map(np.asarray, batch)), batch, ordered=True)
+        return loss(args, policy, params, batch)
+
+    monkeypatch.setattr(ppo_rnn, "ppo_loss", spy)
+    args = having(sequence_length=length, minibatch_size=16, num_rollout_chunks=2, update_epochs=epochs)
+    Training(Counter(ends=(1, 3, 5, 7), limit=6), args).run(2)
+    jax.effects_barrier()
+    assert len(batches) == 2 * epochs * 6
     orders = set()
-    for batch in run.batches:
+    for batch in batches:
         obs, reset = batch.obs.reshape(-1, length, 4), batch.cells.reset.reshape(-1, length)
         orders.add(tuple(obs[:, 0, 2]))
         same(reset, obs[..., 0] == 0)
-        for before, after, begins in zip(obs[:, :-1], obs[:, 1:], reset[:, 1:], strict=True):
-            goes_on = (before[:, 0] + 1 == after[:, 0]) & (before[:, 1:] == after[:, 1:]).all(-1)
-            ended = before[:, 0] + 1 == np.minimum(before[:, 1], 6)
-            same(np.where(begins, ended, goes_on), np.ones(len(begins), bool))
-        # The states are 0 at the start of the run only; those of one sequence are of one environment.
-        assert {leaf.shape for leaf in jax.tree.leaves(batch.cells.state)} == {(len(obs), 4)}
-    assert len(orders) == len(run.batches)  # shuffled anew in each epoch
-    for update in (run.batches[:12], run.batches[12:]):
+        before, after = obs[:, :-1], obs[:, 1:]
+        goes_on = (before[..., 0] + 1 == after[..., 0]) & (before[..., 1:] == after[..., 1:]).all(-1)
+        ended = before[..., 0] + 1 == np.minimum(before[..., 1], 6)
+        assert np.where(reset[:, 1:], ended, goes_on & ~ended).all()
+    assert len(orders) == len(batches)  # shuffled anew in each epoch
+    for update in (batches[:12], batches[12:]):
         seen = [tuple(row) for batch in update for row in batch.obs]
         assert len(seen) == epochs * 96 and {seen.count(row) for row in set(seen)} == {epochs}
 
