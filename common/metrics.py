@@ -156,8 +156,9 @@ def policy_metrics(
     return found
 
 
-def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, jax.Array]:
-    """Kurtosis and noise of the gradient, from gradients on equal parts of a randomly ordered sample [n, ...]."""
+def gradient_metrics(gradient: Callable[[Any], Any], sample: Any, length: int = 1) -> dict[str, jax.Array]:
+    """Kurtosis and noise of the gradient, from gradients on equal parts of a randomly ordered sample [n, ...], of which
+    each row has `length` transitions."""
     n = jax.tree.leaves(sample)[0].shape[0]
     count = min(GRADIENT_PARTS, n)
     size = n // count
@@ -165,7 +166,7 @@ def gradient_metrics(gradient: Callable[[Any], Any], sample: Any) -> dict[str, j
     grads = jax.lax.map(gradient, parts)
     squares = sum((g**2).reshape(count, -1).sum(1) for g in jax.tree.leaves(grads))
     whole = jax.tree.map(lambda g: g.mean(0), grads)
-    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, size, count * size)
+    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, length * size, length * count * size)
     return {
         "plasticity/gradient_kurtosis": gradient_kurtosis(whole),
         "plasticity/gradient_signal": signal,

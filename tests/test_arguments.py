@@ -15,6 +15,7 @@ import figures
 import ppo
 import ppo_ewma
 import ppo_rnd
+import ppo_rnn
 import pqn
 import sfl_kinetix
 import stochastic_opt
@@ -33,7 +34,7 @@ from common.run.arguments import (
 )
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = (ppo, ppo_ewma, ppo_rnd, pqn, sfl_kinetix, stochastic_opt)
+SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import pytest
 
 import ppo
 import ppo_ewma
+import ppo_rnn
 import pqn
 from common.run import plots, run as runs
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnn": ppo_rnn, "pqn": pqn}
 FLAGS = (
     "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
     "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3"
@@ -31,7 +32,7 @@ def scores(line):
     return {key: value for key, value in line.items() if key.startswith("eval/")}
 
 
-@pytest.fixture(scope="module", params=[("ppo", 1), ("ppo", 2), ("ppo_ewma", 1), ("pqn", 1)])
+@pytest.fixture(scope="module", params=[("ppo", 1), ("ppo", 2), ("ppo_ewma", 1), ("ppo_rnn", 1), ("pqn", 1)])
 def trained(request, tmp_path_factory):
     script, seeds = request.param
     folder = tmp_path_factory.mktemp("runs")

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Not what a user has copied from them.
-NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "ppo_rnn", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Definitions of the same name that may differ, by the pair of scripts.
@@ -58,7 +58,15 @@ RND_DIFFERENT = {
     "train": "more to keep in memory",
     **dict.fromkeys(("Args.gamma", "Args.clip_eps", "Args.clip_vloss", "Args.ent_coef"), RND_PAPER),
 }
+MEMORY = "cells with states, which each environment keeps and each sequence starts from"
+SEQUENCES = "of whole sequences"
+RNN_DIFFERENT = {
+    **dict.fromkeys(("ActorCritic", "forward", "Environments", "Transition", "Batch", "rollout"), MEMORY),
+    **dict.fromkeys(("ppo_loss", "measure_update", "update", "init_state", "train"), MEMORY),
+    **dict.fromkeys(("Sample", "optimise", "measure_plasticity", "build", "Args.__post_init__"), SEQUENCES),
+}
 DIFFERENT = {
+    ("ppo", "ppo_rnn"): RNN_DIFFERENT,
     ("ppo", "ppo_rnd"): RND_DIFFERENT,
     ("ppo", "sapg"): SAPG_DIFFERENT,
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
@@ -94,7 +102,11 @@ DIFFERENT = {
     },
 }
 TRAINING = [name for name, tree in SCRIPTS.items() if any(getattr(node, "name", "") == "train" for node in tree.body)]
-FORKS = ("ppo_rnd", "sapg")  # of ppo.py, and compared with it alone: what is as in ppo.py is the same in all of them
+FORKS = (
+    "ppo_rnd",
+    "ppo_rnn",
+    "sapg",
+)  # of ppo.py, and compared with it alone: what is as in ppo.py is the same in all of them
 PAIRS = [pair for pair in combinations(TRAINING, 2) if "ppo" in pair or not set(pair) & set(FORKS)]
 
 

@@ -341,7 +341,7 @@ def divisors(total: int) -> list[int]:
     return sorted({*small, *(total // n for n in small)})
 
 
-def _nearest_divisors(value: int, total: int) -> str:
+def nearest_divisors(value: int, total: int) -> str:
     """The divisors of `total` just below and above `value`, for an error message."""
     known = divisors(total)
     lower = max(n for n in known if n <= max(1, value))
@@ -351,7 +351,7 @@ def _nearest_divisors(value: int, total: int) -> str:
 
 def _divides_transitions(name: str, size: int, transitions: int) -> None:
     if transitions % size:
-        nearest = _nearest_divisors(size, transitions)
+        nearest = nearest_divisors(size, transitions)
         raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
 
 
@@ -360,7 +360,7 @@ def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
     if common % chunks:
         raise UsageError(
             f"--num-rollout-chunks {chunks}: does not divide --num-envs {num_envs} and --num-minibatches "
-            f"{num_minibatches}; {_nearest_divisors(chunks, common)} would"
+            f"{num_minibatches}; {nearest_divisors(chunks, common)} would"
         )
 
 

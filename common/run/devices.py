@@ -141,19 +141,21 @@ def together(action: Callable[[], Any]) -> Any:
     return result
 
 
-def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) -> list[jax.Device]:
-    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`.
+def choose_devices(
+    wanted: int | None, *sizes: int, at_most: int | None = None, last: str = "--minibatch-size"
+) -> list[jax.Device]:
+    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`, whose last
+    one is called `last`.
 
     The default is the largest count that does. If `wanted` does not, raise UsageError.
     """
-    devices = jax.devices()
+    devices, what = jax.devices(), f"--num-envs / --num-rollout-chunks and {last}"
     if jax.process_count() > 1:
         text = f"all {len(devices)} devices of the {jax.process_count()} processes are used"
         if wanted not in (None, len(devices)):
             raise UsageError(f"--num-devices {wanted}: {text}; give --num-devices {len(devices)}")
         if any(size % len(devices) for size in sizes):
             sizes = " and ".join(map(str, sizes))
-            what = "--num-envs / --num-rollout-chunks and --minibatch-size"
             raise UsageError(f"--distributed: {text}, which does not divide {what}, {sizes}")
         return devices
     if wanted is None:
@@ -169,7 +171,6 @@ def choose_devices(wanted: int | None, *sizes: int, at_most: int | None = None) 
         raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
     if any(size % wanted for size in sizes):
         text = " and ".join(map(str, sizes))
-        what = "--num-envs / --num-rollout-chunks and --minibatch-size"
         raise UsageError(f"--num-devices {wanted}: does not divide {what}, {text}")
     return devices[:wanted]
 

@@ -76,6 +76,7 @@ def _evaluated(args: Any, script: str) -> Any:
         parts = chosen.get("num_rollout_chunks", 1)
         count = None if "minibatch_size" in chosen else parts
         split = {"minibatch_size": None, "num_minibatches": count, "num_rollout_chunks": parts, "search_batch": None}
+        split["sequence_length"] = None
         saved |= {name: value for name, value in split.items() if name in saved}
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
     one = {"num_devices": 1} if hasattr(args, "num_devices") else {}

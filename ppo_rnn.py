@@ -1,0 +1,669 @@
+"""Recurrent PPO: a GRU or an LSTM between the encoder and the heads of ppo.py, for tasks that need a memory.
+
+    python ppo_rnn.py --env-id MemoryChain-bsuite                  # what was seen at the start is asked for at the end
+    python ppo_rnn.py --cell lstm --sequence-length 16             # gradients through 16 steps instead of --num-steps
+
+In each environment the cell carries its state from step to step, also from update to update, and begins each episode
+with zeros. The inner loop trains on sequences: --sequence-length steps of one environment, contiguous in time, shuffled
+as wholes. Each is unrolled from the state that the behaviour policy had before its first step (the stored state of
+Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX), which is zeroed wherever an episode begins. So the
+first minibatch repeats the behaviour policy's numbers, and all ratios in it are 1. All else is ppo.py, to the letter.
+docs/ppo_rnn.md has the details. MemoryChain-bsuite of length 20 after 262k steps: 0.997 ± 0.001, ppo.py 0.011 ± 0.018
+(mean and 95 % CI of 5 seeds, two CPU cores).
+"""
+
+import common.run.early  # noqa: F401 (before JAX)
+
+# isort: split
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+from common import bits, envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded
+from common.convolutions import CONVOLUTIONS
+from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
+from common.products import PRODUCTS
+from common.run import arguments, checkpoints, devices, memory
+from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
+from common.run.run import Run, begin, evaluate, main
+from common.sample import gather_rows, random_rows
+from common.shuffle import random_permutation
+
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+
+
+@dataclass(frozen=True)
+class Args(RunArgs):
+    # --- run ---
+    seed: NonNegative[int] = 0
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
+    num_seeds: Positive[int] = 1
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
+    total_timesteps: Steps = 2**24
+    """Environment steps over all environments."""
+    fresh_critic: bool = False
+    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
+
+    # --- environment ---
+    env_id: str = "Breakout-MinAtar"
+    """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
+    env_kwargs: str | None = None
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
+    num_levels: Positive[int] = 512
+    """Size of kinetix/locomotion's fixed set of levels."""
+    sticky_actions: Fraction = 0.0
+    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
+    frame_stack: Positive[int] = 1
+    """How many of the last observations the policy sees, side by side along the last axis."""
+    time_limit: Positive[int] | None = None
+    """Truncate episodes after this many steps; what would have come is estimated by the value."""
+    reward_clip: Positive[float] | None = None
+    """Train on rewards within plus and minus this; logged returns are the environment's."""
+    norm_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+
+    # --- outer loop ---
+    num_envs: Positive[int] = 2048
+    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    num_steps: Positive[int] = 32
+    """K (T in shapes): steps of each environment per update."""
+    gamma: Fraction = 0.99
+    """Discount factor."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_eps: NonNegative[float] = 0.2
+    """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
+    update_epochs: Positive[int] = 4
+    """E: passes over the data of one update."""
+    target_kl: Positive[float] | None = None
+    """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
+    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
+    base_num_envs: Positive[int] = 2048
+    """Number of environments that --scaling starts from."""
+    num_rollout_chunks: Positive[int] = 1
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
+    stagger_resets: NonNegative[int] = 0
+    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
+
+    # --- inner loop ---
+    minibatch_size: Positive[int] | None = None
+    """Transitions per minibatch (default 2048); --num-minibatches follows from it."""
+    num_minibatches: Positive[int] | None = None
+    """M: minibatches per epoch; --minibatch-size follows from it."""
+    sequence_length: Positive[int] | None = None
+    """L: steps through which the cell is unrolled and gradients flow (default: --num-steps). Minibatches hold whole
+    sequences of this length."""
+    learning_rate: Positive[float] = 1e-3
+    """Adam's learning rate."""
+    anneal_lr: bool = False
+    """Reduce the learning rate linearly, update by update, to 0."""
+    adaptive_lr_kl: Positive[float] | None = None
+    """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
+    multiply it by 1.5 if it was below half of this."""
+    max_grad_norm: Positive[float] = 0.5
+    """Gradients are scaled down to this global norm."""
+    norm_adv: bool = True
+    """Normalise advantages in each (global) minibatch."""
+    clip_vloss: bool = True
+    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    vf_coef: NonNegative[float] = 0.5
+    """Weight of the value loss."""
+    ent_coef: NonNegative[float] = 0.01
+    """Weight of the entropy bonus."""
+
+    # --- network ---
+    network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
+    """What is before the hidden layers. cnn: a 3x3 convolution with 16 channels, for image-like observations; nature,
+    impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
+    hidden_sizes: tuple[Positive[int], ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Activation of the hidden layers."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    shared_encoder: bool = False
+    """Actor and critic share their hidden layers."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """The recurrent cell after the hidden layers. Actor and critic have one each, or share it (--shared-encoder)."""
+    cell_size: Positive[int] = 64
+    """Width of the cell."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fresh_critic and self.init_from is None:
+            raise UsageError("--fresh-critic: needs --init-from RUN as well")
+        if self.adaptive_lr_kl is not None and self.anneal_lr:
+            raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
+        arguments.settle_minibatches(self, default_size=2048)
+        object.__setattr__(self, "sequence_length", self.sequence_length or self.num_steps)
+        common = math.gcd(self.num_steps, self.minibatch_size)
+        if common % self.sequence_length:
+            sizes = f"--num-steps {self.num_steps} and --minibatch-size {self.minibatch_size}"
+            would = arguments.nearest_divisors(self.sequence_length, common)
+            raise UsageError(f"--sequence-length {self.sequence_length}: does not divide {sizes}; {would} would")
+
+
+# Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions, L
+# sequence_length. [n * L] are n sequences, one after the other.
+class Encoder(nn.Module):
+    """Observations [B, ...] -> features [B, hidden_sizes[-1]]."""
+
+    args: Args
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
+        init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
+        dense = partial(nn.Dense, kernel_init=init, dot_general=product)
+        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
+        if self.args.network == "cnn":
+            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
+            height, width = x.shape[1] - 2, x.shape[2] - 2
+            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
+            self.sow("intermediates", "hidden", x)
+        if self.args.network == "nature":
+            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
+                self.sow("intermediates", "hidden", x)
+        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
+            for channels in (16, 32, 32):
+                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
+                for _ in range(2):
+                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
+                    self.sow("intermediates", "hidden", y)
+                    x = x + conv(channels, (3, 3), padding=1)(y)
+            x = activation(x)
+        x = x.reshape(x.shape[0], -1)
+        for size in self.args.hidden_sizes:
+            x = activation(dense(size)(x))
+            self.sow("intermediates", "hidden", x)
+        return x
+
+
+class Cells(NamedTuple):
+    """From where the cells go through n sequences of L steps, or through the next step of n environments (L = 1)."""
+
+    state: Any  # before the first step, [n, cell_size] for each cell, two of these if it is an LSTM
+    reset: jax.Array  # [n * L], whether an episode begins at a step's observation: the state is then 0 instead
+
+
+class Recurrent(nn.Module):
+    """Observations [n * L, ...], one cell's states [n] and resets -> features [n * L, cell_size], states after them."""
+
+    args: Args
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, state: Any, reset: jax.Array) -> tuple[jax.Array, Any]:
+        features = Encoder(self.args, name="encoder")(obs)
+        cell = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[self.args.cell](self.args.cell_size, name="cell")
+        number = jax.tree.leaves(state)[0].shape[0]
+
+        def step(cell: nn.Module, state: Any, inputs: tuple) -> tuple:
+            features, reset = inputs
+            return cell(jax.tree.map(lambda x: jnp.where(reset[:, None], 0.0, x), state), features)
+
+        unroll = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1)
+        inputs = jax.tree.map(lambda x: x.reshape(number, -1, *x.shape[1:]), (features, reset))
+        state, outputs = unroll(cell, state, inputs)
+        outputs = outputs.reshape(-1, self.args.cell_size)
+        self.sow("intermediates", "hidden", outputs)
+        return outputs, state
+
+
+class ActorCritic(nn.Module):
+    """Observations [n * L, ...], cells -> action distribution, values [n * L], the cells' states after them."""
+
+    args: Args
+    action_space: envs.Discrete | envs.Box
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, cells: Cells) -> tuple[Categorical | Gaussian, jax.Array, Any]:
+        names = ("recurrent",) if self.args.shared_encoder else ("actor_recurrent", "critic_recurrent")
+        each = zip(names, cells.state, strict=True)
+        outputs = [Recurrent(self.args, name=name)(obs, state, cells.reset) for name, state in each]
+        (features, _), (critic_features, _) = outputs[0], outputs[-1]
+        state = tuple(after for _, after in outputs)
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="critic")(critic_features)[..., 0]
+        head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="actor")
+        if isinstance(self.action_space, Discrete):
+            return Categorical(head(sum(self.action_space.nvec))(features), self.action_space.nvec), value, state
+        mean = head(len(self.action_space.low))(features)
+        log_std = bounded(self.param("log_std", nn.initializers.zeros, mean.shape[-1:]), -5.0, 2.0)
+        return Gaussian(mean, jnp.broadcast_to(log_std, mean.shape)), value, state
+
+
+def initial_cells(args: Args, *shape: int) -> Cells:
+    """Those of environments [*shape] before their first observation."""
+    zeros = jnp.zeros((*shape, args.cell_size))
+    state = (zeros, zeros) if args.cell == "lstm" else zeros
+    return Cells((state,) if args.shared_encoder else (state, state), jnp.ones(shape, bool))
+
+
+class Learner(NamedTuple):
+    """What is learned, and what --init-from takes over. Equal on all devices."""
+
+    params: Any
+    opt_state: Any
+    obs_stats: statistics.RunningStats
+    return_stats: statistics.RunningStats
+
+
+class Environments(NamedTuple):
+    """The environments of one chunk [N / C, ...] or of all chunks [C, N / C, ...]. Split over devices."""
+
+    state: Any
+    obs: jax.Array  # what to act on next
+    cells: Cells  # with which to act on it
+    discounted_return: jax.Array  # of the running episodes (for --norm-reward)
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to continue as if it had never stopped."""
+
+    learner: Learner
+    environments: Environments
+    key: jax.Array
+    update: jax.Array  # [], updates done
+    previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
+    learning_rate: Any = None  # [], of the next epoch, if --adaptive-lr-kl changes it
+
+
+class Transition(NamedTuple):
+    """A chunk's rollout as collected, [T, N / C, ...]."""
+
+    obs: Any  # booleans packed into bits
+    action: jax.Array  # [T, N / C, D]
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_value: jax.Array  # if truncated, V of the observation before the reset, else 0
+    reset: jax.Array  # whether an episode begins at `obs`
+
+
+class Batch(NamedTuple):
+    """A chunk's rollout as the inner loop sees it, [T * N / C, ...], or n of its sequences, [n * L, ...]."""
+
+    obs: Any
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    cells: Cells  # the states are those before each sequence, [T / L * N / C, ...] or [n, ...]
+
+
+class Sample(NamedTuple):
+    """Random sequences of an update, on which it is measured, and the statistics that normalised them."""
+
+    batch: Batch  # [C, n * L, ...], of this device
+    obs_stats: statistics.RunningStats
+
+
+def forward(
+    args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, cells: Cells, **kw
+) -> Any:
+    """Observations [n * L, ...] or their bits, cells -> action distribution, values [n * L], the cells' states after
+    them. kw are those of flax's apply."""
+    obs = bits.unpack(obs)
+    return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, cells, **kw)
+
+
+def rollout(
+    args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
+) -> tuple[Environments, Transition, Any, jax.Array, jax.Array]:
+    """Play num_steps steps in a chunk of environments with the behaviour policy.
+
+    -> chunk, transitions [T, N / C], the cells' states before each sequence [T / L, N / C], value of the last
+    observation [N / C], sums [4] over the episodes that ended.
+    """
+    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+
+    def step(carry: tuple, step_key: jax.Array) -> tuple:
+        env_state, obs, cells = carry
+        action_key, env_key = jax.random.split(step_key)
+        dist, value, state = policy(obs, cells)
+        action = dist.sample(action_key)
+        env_state, out = env.step(env_key, env_state, action)
+        final = out.final_obs, Cells(state, jnp.zeros_like(cells.reset))  # of the same episode
+        final_value = jax.lax.cond(
+            out.truncated.any(), lambda: policy(*final)[1] * out.truncated, lambda: jnp.zeros_like(value)
+        )
+        transition = Transition(
+            *(bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
+            *(final_value, cells.reset),
+        )
+        cells = Cells(state, out.terminated | out.truncated)
+        return (env_state, out.obs, cells), (transition, envs.episode_sums(out.episode))
+
+    def sequence(carry: tuple, keys: jax.Array) -> tuple:
+        after, outputs = jax.lax.scan(step, carry, keys)
+        return after, (*outputs, carry[-1].state)
+
+    keys = jax.random.split(key, args.num_steps).reshape(-1, args.sequence_length)
+    start = chunk.state, chunk.obs, chunk.cells
+    (env_state, obs, cells), (transitions, sums, states) = jax.lax.scan(sequence, start, keys)
+    transitions = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
+    chunk = chunk._replace(state=env_state, obs=obs, cells=cells)
+    return chunk, transitions, states, policy(obs, cells)[1], jax.lax.psum(sums.sum((0, 1)), "device")
+
+
+def transitions_of(args: Args, batch: Batch, sequences: jax.Array) -> jax.Array:
+    """Where in a chunk's batch the transitions of these sequences are: L steps of one environment, contiguous in time.
+    sequences: [..., n], from 0 to T / L * N / C - 1. -> [..., n * L]."""
+    number = batch.advantage.size // args.num_steps  # of environments
+    first = sequences // number * args.sequence_length * number + sequences % number
+    rows = first[..., None] + number * jnp.arange(args.sequence_length)
+    return rows.reshape(*sequences.shape[:-1], -1)
+
+
+def take(args: Args, batch: Batch, sequences: jax.Array) -> Batch:
+    """These sequences [n] of a chunk's batch. -> [n * L, ...]."""
+    rows = transitions_of(args, batch, sequences)
+    state = jax.tree.map(lambda x: x[sequences], batch.cells.state)
+    taken = jax.tree.map(lambda x: x[rows], batch._replace(cells=batch.cells.reset))
+    return taken._replace(cells=Cells(state, taken.cells))
+
+
+def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
+    where s'_t is the observation before the reset: a truncated episode still has a future.
+    """
+    t = transitions
+
+    def step(carry: tuple, inputs: tuple) -> tuple:
+        advantage, next_value = carry
+        reward, value, terminated, truncated, final_value = inputs
+        next_value = jnp.where(truncated, final_value, next_value)
+        delta = reward + gamma * (1 - terminated) * next_value - value
+        advantage = delta + gamma * gae_lambda * (1 - (terminated | truncated)) * advantage
+        return (advantage, value), advantage
+
+    inputs = (t.reward, t.value, t.terminated, t.truncated, t.final_value)
+    return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
+
+
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
+    dist, value, _ = policy(params, batch.obs, batch.cells)
+    log_ratio = dist.log_prob(batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
+        value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
+    value_loss, entropy = 0.5 * value_error, dist.entropy()
+    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
+    parts = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
+        "losses/clipfrac": jnp.abs(ratio - 1) > args.clip_eps,
+    }
+    return loss, statistics.means(parts)
+
+
+def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
+    """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
+    if args.adaptive_lr_kl is None:
+        return learning_rate
+    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
+    small = kl < 0.5 * args.adaptive_lr_kl
+    return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
+
+
+def optimise(
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+) -> tuple[Learner, dict[str, jax.Array]]:
+    """The inner loop: update_epochs passes over a chunk's batch in minibatches of shuffled sequences.
+    -> learner, metrics; the learning rate after it is among them.
+
+    batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
+    """
+    # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
+    params, unravel = ravel_pytree(learner.params)
+    policy = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state, learning_rate), (sequences, advantage) = carry, inputs
+        # Rows are gathered when they are used: no shuffled copy of the batch.
+        minibatch = take(args, batch, sequences)._replace(advantage=advantage)
+        grads, parts = grad_fn(params, minibatch)
+        grads = jax.lax.pmean(grads, "device")
+        grad_norm = jnp.linalg.norm(grads)
+        steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
+        params = params - learning_rate * steps
+        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+
+    def epoch(carry: tuple, key: jax.Array) -> tuple:
+        number = batch.advantage.size // args.sequence_length
+        positions = jnp.arange(number).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
+        sequences = random_permutation(key, number)(positions)
+        advantage = batch.advantage[transitions_of(args, batch, sequences)]
+        if args.norm_adv:
+            advantage = jax.vmap(statistics.standardise)(advantage)
+        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (sequences, advantage))
+        parts = jax.lax.pmean(parts, "device")
+        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
+        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+
+    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
+        learned, stopped = carry
+        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
+        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
+        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
+
+    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
+    if args.target_kl is None:
+        end, parts = jax.lax.scan(epoch, start, keys)
+    else:
+        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
+    params, opt_state, learning_rate = end
+    epochs = parts.pop("outer/epochs").sum()
+    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
+    metrics["charts/learning_rate"] = learning_rate
+    return learner._replace(params=unravel(params), opt_state=opt_state), metrics
+
+
+def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
+    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
+    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
+    policy = partial(forward, args, network, sample.obs_stats)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
+    inputs = batch.obs, batch.cells
+    earlier, before, after = (policy(params, *inputs)[0] for params in (previous, old.params, new.params))
+    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
+    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
+    return metrics | {
+        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
+        "outer/update_norm": update_norm,
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
+    }
+
+
+def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    policy, length = partial(forward, args, network, sample.obs_stats), args.sequence_length
+    number = sample.batch.advantage.shape[1] // length
+    # One row per sequence, [C, n, L, ...] (states [C, n, 1, cell_size]), so that they stay whole; `join` undoes it.
+    rows = jax.tree.map(lambda x: x.reshape(x.shape[0], number, -1, *x.shape[2:]), sample.batch)
+    rows = gather_rows(rows, max(1, PLASTICITY_SAMPLE // length))
+    join = partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
+    batch = join(rows)
+    (dist, *_), sown = policy(learner.params, batch.obs, batch.cells, mutable="intermediates")
+    if args.norm_adv:
+        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
+        rows = rows._replace(advantage=batch.advantage.reshape(-1, length))
+    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    # Of each network the hidden layers of its encoder ("encoder") and then its cell ("hidden").
+    hidden = {name: {"hidden": jax.tree.leaves(layers)} for name, layers in sown["intermediates"].items()}
+    return {
+        **layer_metrics(hidden, args.dormant_tau),
+        **gradient_metrics(lambda part: grad_fn(learner.params, join(part))[0], rows, length),
+        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
+    }
+
+
+def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
+    """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample.
+
+    Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
+    the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far.
+    """
+    behaviour = state.learner
+    next_key, key = jax.random.split(state.key)
+    key = jax.random.fold_in(key, jax.lax.axis_index("device"))
+    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
+    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
+    parts = args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length
+    sample_size = max(1, KL_SAMPLE // parts)  # in sequences
+
+    def one_chunk(carry: tuple, index: jax.Array) -> tuple:
+        learner, learning_rate, obs_stats, environments = carry
+        rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
+        chunk = jax.tree.map(lambda x: x[index], environments)
+        chunk, t, states, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
+        if args.norm_reward:
+            t, returns, stats = statistics.normalise_rewards(
+                t, chunk.discounted_return, learner.return_stats, args.gamma
+            )
+            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+        advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
+        cells = Cells(states, t.reset)
+        batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value, cells=cells)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        if args.norm_obs:
+            obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
+        # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
+        environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
+        sequences = random_rows(jnp.arange(batch.advantage.size // args.sequence_length), sample_size, sample_key)
+        carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
+        return carry, (metrics, take(args, batch, sequences), sums)
+
+    carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
+    carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
+    learner, learning_rate, obs_stats, environments = carry
+    sample = Sample(batch, behaviour.obs_stats)
+    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
+    learner = learner._replace(obs_stats=obs_stats)
+    adapted = None if state.learning_rate is None else learning_rate
+    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
+    return state, metrics, sample
+
+
+def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
+    """A fresh network, and a new episode in each of this device's environments."""
+    network_key, env_key, key = jax.random.split(key, 3)
+    env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
+    state, obs = jax.lax.map(lambda key: env.reset(key, args.stagger_resets), env_keys)  # [C, N / C, ...]
+    cells = initial_cells(args, *obs.shape[:2])
+    environments = Environments(state, obs, cells, jnp.zeros(obs.shape[:2]))
+    params = network.init(network_key, obs[0, :1], jax.tree.map(lambda x: x[0, :1], cells))
+    stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
+    learner = Learner(params, ADAM.init(params), *stats)
+    previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
+    return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
+
+
+def build(args: Args) -> tuple:
+    """Put the functions above on the devices: learner replicated, environments split, several seeds vmapped.
+
+    -> args, env (one device's share of one chunk), network, init(keys) -> state, step(state) -> state, metrics, sample;
+    measure(learner, sample) -> metrics; keys.
+    """
+    chunk = args.num_envs // args.num_rollout_chunks
+    sizes = chunk, args.minibatch_size // args.sequence_length  # each device has whole sequences
+    limit, last = envs.device_limit(args), "--minibatch-size / --sequence-length"
+    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=limit, last=last)
+    env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
+    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
+    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
+        needs = f"needs images of at least {least} x {least}"
+        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
+    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
+    network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
+    split = on_devices.split(1)  # [C, N / C, ...]
+    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
+    init = on_devices(partial(init_state, args, env, network), gives=layout)
+    step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
+    measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))
+    return args, env, network, init, step, measure, on_devices.keys(args.seed)
+
+
+def train(args: Args) -> Path:
+    """Run one training from start (or checkpoint) to end. Returns the run's folder."""
+    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
+    shapes = jax.eval_shape(init, keys)
+
+    def policy(learner: Learner, obs: jax.Array, cells: Cells) -> tuple:
+        dist, _, state = forward(args, network, learner.obs_stats, learner.params, obs, cells)
+        return dist, Cells(state, jnp.zeros_like(cells.reset))
+
+    player = evaluation.Player(args, env.suite, policy, partial(initial_cells, args))
+    if args.evaluate:
+        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
+    # Floats: log_prob, value, reward, final_value, advantage, target; the states of a sequence, per step. Activations:
+    # 3 x the widest layer; those of convolutions, in sizes of an observation; 8 x the cell.
+    states = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: initial_cells(args, 1).state)))
+    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
+    activations = 3 * max(args.hidden_sizes) + views * int(np.prod(env.obs_shape)) + 8 * args.cell_size
+    floats = 6 + -(-states // args.sequence_length)
+    memory.check(args, env, shapes, floats=floats, activations=activations, sample=KL_SAMPLE)
+    print(arguments.describe(args))
+
+    state = init(keys)
+    if args.init_from and not args.resume:
+        fresh = "critic" if args.fresh_critic else None
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+    run = Run(args, __file__)
+    state = run.restore(state)
+    step = run.compile(step, state)
+    with run:
+        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
+        for index in run.updates():
+            state, metrics, sample = step(state)
+            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
+            run.log(index, metrics)
+            run.save_if_due(index, state)
+            run.evaluate_if_due(index, player, state.learner)
+        run.film_if_asked(lambda: player.film(state.learner))
+    run.finish()
+    return run.path
+
+
+if __name__ == "__main__":
+    main(train, Args)

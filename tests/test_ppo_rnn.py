@@ -1,0 +1,503 @@
+"""What ppo_rnn.py adds to ppo.py: states that are carried, stored and zeroed where an episode begins, and sequences.
+
+The answers are those of a loop in NumPy over environments and steps, which finds the beginnings of episodes in the
+observations, and of environments whose every observation says where it belongs.
+"""
+
+import shutil
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Counter, Noise, Toy, on_devices
+from jax.sharding import PartitionSpec as P
+from test_ppo import differ, leaves_close, same
+
+import ppo_rnn
+from common import envs, evaluation
+from common.actions import Categorical, Discrete
+from common.run import memory, plots, run as runs
+from common.run.arguments import UsageError
+
+STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
+ARGS = ppo_rnn.Args(
+    num_envs=8, num_steps=STEPS, total_timesteps=96 * 4, minibatch_size=48, hidden_sizes=(5,), cell_size=4,
+    num_devices=1, learning_rate=1e-2,
+)  # fmt: skip
+LENGTHS = (1, 2, 3, 4, 6, 12)
+
+
+def having(**flags):
+    """ARGS with these flags, and with what follows from them."""
+    return replace(ARGS, **{"num_minibatches": None, "sequence_length": None} | flags)
+
+
+KINDS = {  # cell, shared encoder, sequence length: every length, both cells, one network and two
+    **{f"gru-{length}": ("gru", length % 2 == 0, length) for length in LENGTHS},
+    "lstm-4": ("lstm", False, 4),
+}
+
+
+class Odd(Toy):
+    """Episodes of 1, 3, 5 or 7 steps: terminated if `mark` is positive, else truncated. Observes its time, its mark
+    and its length, so that an observation tells what comes after it."""
+
+    obs_shape, action_space = (3,), Discrete((3,))
+
+    def reset(self, key):
+        mark_key, end_key = jax.random.split(key)
+        end = jax.random.choice(end_key, jnp.array([1, 3, 5, 7]))
+        state = jnp.int32(0), jax.random.uniform(mark_key, minval=-1.0), end
+        return state, self.observe(state)
+
+    def observe(self, state):
+        time, mark, end = state
+        return jnp.stack([time / 4, mark, end / 4])
+
+    def step(self, key, state, action):
+        time, mark, end = state
+        state, ended = (time + 1, mark, end), time + 1 == end
+        return state, self.observe(state), mark, ended & (mark > 0), ended & (mark <= 0), jnp.bool_(False)
+
+
+class Training:
+    """ppo_rnn.py on a toy, update by update."""
+
+    def __init__(self, toy, args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
+            self.args, self.env, self.network, init, step, self.measured, self.keys = ppo_rnn.build(args)
+        self.init, self.step = jax.jit(init), jax.jit(step)
+
+    def run(self, num_updates, change=lambda state: state):
+        """-> the states after 0, 1, ... updates, the metrics of each."""
+        states, metrics = [change(self.init(self.keys))], []
+        for _ in range(num_updates):
+            state, row, _ = self.step(states[-1])
+            states.append(state)
+            metrics.append(jax.device_get(row))
+        return states, metrics
+
+
+def opinionated(params):
+    """With heads and biases that matter: the policy's starts at nearly 0, and biases at 0."""
+    params["params"]["actor"]["kernel"] *= 100.0
+    keys = iter(jax.random.split(jax.random.key(7), 99))
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape) if x.ndim == 1 else x, params)
+
+
+# Whole rollouts against NumPy
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru(p, h, x):
+    """Cho et al. 2014, with the reset gate after the product, as in cuDNN."""
+    gate = lambda name: x @ p[f"i{name}"]["kernel"] + p[f"i{name}"]["bias"]  # noqa: E731
+    r, z = (sigmoid(gate(name) + h @ p[f"h{name}"]["kernel"]) for name in "rz")
+    n = np.tanh(gate("n") + r * (h @ p["hn"]["kernel"] + p["hn"]["bias"]))
+    h = (1 - z) * n + z * h
+    return h, h
+
+
+def lstm(p, state, x):
+    """Hochreiter & Schmidhuber 1997, with a forget gate."""
+    c, h = state
+    i, f, g, o = (x @ p[f"i{name}"]["kernel"] + h @ p[f"h{name}"]["kernel"] + p[f"h{name}"]["bias"] for name in "ifgo")
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return (c, h), h
+
+
+class Slow:
+    """One environment's policy, a step at a time."""
+
+    def __init__(self, args, params):
+        self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
+        self.names = ["recurrent"] * 2 if args.shared_encoder else ["actor_recurrent", "critic_recurrent"]
+        self.cell, zeros = (gru, np.zeros(4)) if args.cell == "gru" else (lstm, (np.zeros(4), np.zeros(4)))
+        self.zeros = {name: zeros for name in self.names}
+        self.state = self.zeros
+
+    def see(self, obs):
+        """-> log-probabilities [3], value, the state after it."""
+        after, outputs = {}, {}
+        for name in dict.fromkeys(self.names):
+            p = self.params[name]
+            x = np.tanh(obs @ p["encoder"]["Dense_0"]["kernel"] + p["encoder"]["Dense_0"]["bias"])
+            after[name], outputs[name] = self.cell(p["cell"], self.state[name], x)
+        heads = [
+            outputs[name] @ self.params[head]["kernel"] + self.params[head]["bias"]
+            for name, head in zip(self.names, ("actor", "critic"), strict=True)
+        ]
+        return heads[0] - np.log(np.exp(heads[0]).sum()), heads[1][0], after
+
+    def flat(self):
+        """The state as the script stores it: the cells' arrays one after the other."""
+        return np.concatenate([np.ravel(self.state[name]) for name in dict.fromkeys(self.names)])
+
+
+def by_steps(args, params, rollouts):
+    """What each transition of consecutive rollouts [T, N, ...] should have had: log_prob, value, final_value and the
+    state before it; and the value of the last observation after each rollout."""
+    obs = np.concatenate([*(t.obs for _, t, *_ in rollouts), rollouts[-1][0].obs[None]]).astype(np.float64)
+    action = np.concatenate([np.asarray(t.action)[..., 0] for _, t, *_ in rollouts])
+    found = {name: np.zeros(action.shape) for name in ("log_prob", "value", "final_value")}
+    states = np.zeros((*action.shape, Slow(args, params).flat().size))
+    after = np.zeros((len(rollouts), ENVS))
+    for n in range(ENVS):
+        slow = Slow(args, params)
+        for t in range(len(obs)):
+            time, mark, end = obs[t, n]
+            if time == 0:
+                slow.state = slow.zeros
+            log_probs, value, state = slow.see(obs[t, n])
+            if t > 0 and t % STEPS == 0:
+                after[t // STEPS - 1, n] = value
+            if t == len(obs) - 1:
+                break
+            states[t, n] = slow.flat()
+            found["log_prob"][t, n], found["value"][t, n] = log_probs[action[t, n]], value
+            slow.state = state
+            if round(4 * time) + 1 == round(4 * end) and mark <= 0:
+                found["final_value"][t, n] = slow.see(np.array([time + 0.25, mark, end]))[1]
+    return found, states, after
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def played(request):
+    """Two rollouts, one after the other, of Odd; all sequences in a random order; what the network makes of them."""
+    cell, shared, length = KINDS[request.param]
+    args = having(cell=cell, shared_encoder=shared, sequence_length=length)
+    env, network = envs.VectorEnv(Odd(), ENVS), ppo_rnn.ActorCritic(args, Odd.action_space)
+
+    def run(key):
+        env_state, obs = env.reset(key)
+        cells = ppo_rnn.initial_cells(args, ENVS)
+        params = opinionated(network.init(key, obs, cells))
+        learner = ppo_rnn.Learner(params, None, None, None)
+        chunk, rollouts = ppo_rnn.Environments(env_state, obs, cells, None), []
+        for i in range(2):
+            rollouts.append(ppo_rnn.rollout(args, env, network, learner, chunk, jax.random.fold_in(key, i)))
+            chunk = rollouts[-1][0]
+        _, t, states, *_ = rollouts[1]
+        cells = ppo_rnn.Cells(states, t.reset)
+        batch = ppo_rnn.Batch(t.obs, t.action, t.log_prob, t.value, t.reward, t.final_value, cells)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        order = jax.random.permutation(key, ENVS * STEPS // length)
+        minibatch = ppo_rnn.take(args, batch, order)
+        dist, value, _ = ppo_rnn.forward(args, network, None, params, minibatch.obs, minibatch.cells)
+        return params, rollouts, minibatch, dist.log_prob(minibatch.action), value
+
+    return args, *jax.device_get(on_devices(run)(jax.random.key(10)))
+
+
+def test_rollouts_are_those_of_numpy_step_by_step(played):
+    """Log-probabilities, values, those of final and of last observations, resets, and the states that are stored."""
+    args, params, rollouts, *_ = played
+    found, states, after = by_steps(args, params, rollouts)
+    ts = [t for _, t, *_ in rollouts]
+    reset = np.concatenate([t.reset for t in ts])
+    assert reset.any(1).all() and not reset[1:].all(1).any()  # in each step somewhere, and nowhere everywhere
+    np.testing.assert_array_equal(reset, np.concatenate([t.obs for t in ts])[..., 0] == 0)
+    for name, expected in found.items():
+        assert abs(expected).max() > 0.1
+        np.testing.assert_allclose(np.concatenate([getattr(t, name) for t in ts]), expected, atol=2e-5)
+    np.testing.assert_allclose([last for *_, last, _ in rollouts], after, atol=2e-5)
+    first = np.arange(0, 2 * STEPS, args.sequence_length)
+    stored = np.concatenate(
+        [np.concatenate(jax.tree.leaves(s), -1) for _, _, s, *_ in rollouts]
+    )  # [T / L, N, all cells]
+    carried = ~reset[first]
+    assert abs(states[first][carried]).max() > 0.1
+    np.testing.assert_allclose(stored[carried], states[first][carried], atol=2e-5)
+
+
+def test_sequences_from_stored_states_repeat_the_rollout(played):
+    """Every ratio is 1 to float accuracy, at every length, with resets at every place of a sequence; and with another
+    order of the sequences nothing but the order changes."""
+    args, _, rollouts, minibatch, log_prob, value = played
+    assert minibatch.cells.reset.reshape(-1, args.sequence_length).any(0).all()
+    np.testing.assert_allclose(np.exp(log_prob - minibatch.log_prob), 1, atol=3e-6)
+    np.testing.assert_allclose(value, minibatch.value, atol=3e-6)
+    assert differ(minibatch.log_prob, rollouts[1][1].log_prob.ravel())  # shuffled
+    same(np.sort(minibatch.log_prob), np.sort(rollouts[1][1].log_prob.ravel()))
+
+
+def test_a_sequence_is_a_piece_of_one_environments_rollout(played):
+    """Across the ends of episodes, too; and each piece is there once."""
+    args, _, rollouts, minibatch, *_ = played
+    length, obs = args.sequence_length, rollouts[1][1].obs
+    pieces = [obs[start : start + length, n] for start in range(0, STEPS, length) for n in range(ENVS)]
+    taken = minibatch.obs.reshape(-1, length, 3)
+    assert sorted(piece.tobytes() for piece in pieces) == sorted(piece.tobytes() for piece in taken)
+
+
+# One sequence
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_nothing_passes_the_border_of_an_episode(cell):
+    """A step depends on those steps that no reset is between, and on no others: neither in its value nor in a gradient,
+    for all patterns of resets of 5 steps. On the state before the sequence too, up to the first reset."""
+    args = having(cell=cell)
+    network, length = ppo_rnn.ActorCritic(args, Discrete((3,))), 5
+    obs = jax.random.normal(jax.random.key(1), (length, 3))
+    state = jax.tree.map(lambda x: x[:1] + 0.5, ppo_rnn.initial_cells(args, 1).state)
+    patterns = np.array(np.meshgrid(*[[False, True]] * length)).reshape(length, -1).T
+    params = opinionated(network.init(jax.random.key(0), obs, ppo_rnn.Cells(state, jnp.ones(length, bool))))
+
+    def outputs(obs, state, reset):
+        dist, value, _ = network.apply(params, obs, ppo_rnn.Cells(state, reset))
+        return dist.logits[:, 0] + value
+
+    jacobian = jax.jit(jax.vmap(jax.jacrev(outputs, (0, 1)), (None, None, 0)))
+    to_obs, to_state = jacobian(obs, state, patterns)
+    changed = obs[None] + jnp.eye(length + 1)[:, :length, None]  # one step's observation at a time, and none
+    moved = np.asarray(jax.jit(jax.vmap(jax.vmap(outputs, (0, None, None)), (None, None, 0)))(changed, state, patterns))
+    for i, reset in enumerate(patterns):
+        for step in range(length):
+            linked = [at <= step and not reset[at + 1 : step + 1].any() for at in range(length)]
+            np.testing.assert_array_equal(np.asarray(to_obs[i, step] != 0).any(-1), linked)
+            np.testing.assert_array_equal(moved[i, :length, step] != moved[i, length, step], linked)
+            begins = not reset[: step + 1].any()
+            assert all((np.asarray(x[i, step]) != 0).any() == begins for x in jax.tree.leaves(to_state))
+
+
+# Whole updates
+
+
+def test_sequences_are_contiguous_in_time_and_all_are_used_once_per_epoch(monkeypatch):
+    """What two updates in two chunks train on. A Counter's observation is its time and the id of its episode, each of 1
+    to 6 steps."""
+    batches, loss, length, epochs = [], ppo_rnn.ppo_loss, 4, 2
+
+    def spy(args, policy, params, batch):
+        jax.debug.callback(lambda batch: batches.append(jax.tree.map(np.asarray, batch)), batch, ordered=True)
+        return loss(args, policy, params, batch)
+
+    monkeypatch.setattr(ppo_rnn, "ppo_loss", spy)
+    args = having(sequence_length=length, minibatch_size=16, num_rollout_chunks=2, update_epochs=epochs)
+    Training(Counter(ends=(1, 3, 5, 7), limit=6), args).run(2)
+    jax.effects_barrier()
+    assert len(batches) == 2 * epochs * 6
+    orders = set()
+    for batch in batches:
+        obs, reset = batch.obs.reshape(-1, length, 4), batch.cells.reset.reshape(-1, length)
+        orders.add(tuple(obs[:, 0, 2]))
+        same(reset, obs[..., 0] == 0)
+        before, after = obs[:, :-1], obs[:, 1:]
+        goes_on = (before[..., 0] + 1 == after[..., 0]) & (before[..., 1:] == after[..., 1:]).all(-1)
+        ended = before[..., 0] + 1 == np.minimum(before[..., 1], 6)
+        assert np.where(reset[:, 1:], ended, goes_on & ~ended).all()
+    assert len(orders) == len(batches)  # shuffled anew in each epoch
+    for update in (batches[:12], batches[12:]):
+        seen = [tuple(row) for batch in update for row in batch.obs]
+        assert len(seen) == epochs * 96 and {seen.count(row) for row in set(seen)} == {epochs}
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Nothing is learned, on observations that are normalised by statistics that change."""
+    args = having(sequence_length=3, minibatch_size=12, num_rollout_chunks=2, norm_obs=True, learning_rate=1e-30)
+    return Training(Noise(Discrete((3,))), args)
+
+
+def with_opinions(state):
+    params = opinionated(jax.tree.map(jnp.copy, state.learner.params))
+    params["params"]["actor"]["kernel"] *= 5.0
+    return state._replace(learner=state.learner._replace(params=params))
+
+
+def test_an_update_without_learning_leaves_every_ratio_at_1(frozen):
+    """In all epochs, minibatches and chunks, for three updates: states go on from rollout to rollout, and the loss sees
+    what the behaviour policy saw."""
+    states, metrics = frozen.run(3, with_opinions)
+    for row in metrics:
+        assert abs(row["losses/approx_kl"]) < 1e-6 and row["losses/clipfrac"] == 0 and abs(row["outer/kl"]) < 1e-6
+        assert row["losses/entropy"] < 0.95  # far from log 3, so that other states would have other ratios
+    last = states[-1].environments
+    assert last.cells.reset.any() and not last.cells.reset.all()
+    assert all((np.asarray(x) != 0).all() for x in jax.tree.leaves(last.cells.state))
+
+
+def test_what_is_carried_into_an_update_matters(frozen):
+    """Else a resumed run would be the same without it."""
+    state = frozen.run(1, with_opinions)[0][-1]
+    environments = state.environments
+    forgotten = environments._replace(cells=environments.cells._replace(reset=jnp.ones((2, 4), bool)))
+    losses = [frozen.step(s)[1]["losses/value_loss"] for s in (state, state._replace(environments=forgotten))]
+    assert losses[0] != losses[1]
+
+
+def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
+    """The global minibatches hold the same sequences, so parameters and metrics agree."""
+    monkeypatch.setattr(ppo_rnn, "random_permutation", lambda key, size: lambda positions: positions)
+    number, length, number_of_minibatches = 32, 3, 4
+    args = having(
+        num_envs=number, num_steps=length, num_minibatches=number_of_minibatches, minibatch_size=None,
+        update_epochs=2, total_timesteps=96,
+    )  # fmt: skip
+    network, rng = ppo_rnn.ActorCritic(args, Discrete((3,))), np.random.default_rng(0)
+    obs, action = rng.normal(size=(length, number, 3)), rng.integers(3, size=(length, number, 1))
+    log_prob, value, advantage, target = rng.normal(size=(4, length, number)).astype(np.float32)
+    state = jax.tree.map(
+        lambda x: rng.normal(size=(1, number, 4)).astype(np.float32), ppo_rnn.initial_cells(args, 1).state
+    )
+    cells = ppo_rnn.Cells(state, rng.random((length, number)) < 0.3)
+    batch = ppo_rnn.Batch(obs.astype(np.float32), action, log_prob - 1, value, advantage, target, cells)
+    params = opinionated(network.init(jax.random.key(0), obs[0], ppo_rnn.initial_cells(args, number)))
+    learner = ppo_rnn.Learner(params, ppo_rnn.ADAM.init(params), None, None)
+
+    def run(learner, batch):
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        new, metrics = ppo_rnn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
+        whole = ppo_rnn.take(args, batch, jnp.arange(batch.advantage.size // length))
+        sample = ppo_rnn.Sample(jax.tree.map(lambda x: x[None], whole), None)
+        step = ppo_rnn.measure_update(args, network, learner.params, learner, new, sample)
+        return new.params, metrics | step | ppo_rnn.measure_plasticity(args, network, new, sample)
+
+    # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
+    shares = np.arange(number).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
+    one = on_devices(run)(learner, jax.tree.map(lambda x: x[:, shares], batch))
+    eight = on_devices(run, 8, (P(), P(None, "device")))(learner, batch)
+    assert differ(one[0], params)
+    leaves_close(eight[0], one[0], atol=1e-5)
+    in_parts = [key for key in one[1] if "gradient_" in key or "coverage" in key]  # they depend on the rows' order
+    leaves_close(*({k: v for k, v in m[1].items() if k not in in_parts} for m in (eight, one)), rtol=1e-3, atol=1e-5)
+
+
+# A task that needs a memory
+
+
+class Recall(Toy):
+    """Shows a bit in the first of three steps; only the last action, which has to name it, counts."""
+
+    obs_shape = (2,)
+
+    def reset(self, key):
+        bit = jax.random.bernoulli(key).astype(jnp.int32)
+        return (jnp.int32(0), bit), self.observe(jnp.int32(0), bit)
+
+    def observe(self, time, bit):
+        return jnp.stack([jnp.where(time == 0, 2.0 * bit - 1, 0.0), time / 2])
+
+    def step(self, key, state, action):
+        time, bit = state
+        right = jnp.where(action[0] == bit, 1.0, -1.0)
+        reward, time = jnp.where(time == 2, right, 0.0), time + 1
+        return (time, bit), self.observe(time, bit), reward, time == 3, jnp.bool_(False), jnp.bool_(False)
+
+
+class Player(evaluation.Player):
+    """Of Recall, by a policy that remembers the first number that it sees."""
+
+    def __init__(self, num_seeds):
+        self.args = ppo_rnn.Args(num_eval_episodes=64, eval_deterministic=True, num_seeds=num_seeds)
+        super().__init__(self.args, Recall(), self.policy, lambda num: jnp.zeros(num))
+
+    def policy(self, learner, obs, seen):
+        seen = jnp.where(seen == 0, obs[:, 0], seen) * learner
+        return Categorical(jnp.stack([-seen, seen], -1), (2,)), seen
+
+
+def test_an_evaluation_carries_what_the_policy_remembers():
+    """A learner of 1 remembers, one of 0 cannot."""
+    assert Player(1).scores(jnp.float32(1), 0) == {"eval/episodic_return": 1, "eval/episodic_length": 3}
+    scores = Player(2).scores(jnp.float32([0, 1]), 0)["eval/episodic_return"]
+    assert scores[1] == 1 and abs(scores[0]) < 0.5
+
+
+def test_learns_what_only_a_memory_can_know():
+    args = having(
+        num_envs=32, num_steps=16, sequence_length=8, minibatch_size=128, shared_encoder=True,
+        total_timesteps=512 * 60, gamma=0.9, hidden_sizes=(8,), cell_size=8, ent_coef=0.0, anneal_lr=True,
+    )  # fmt: skip
+    training = Training(Recall(), args)
+    state = training.init(training.keys)
+    for _ in range(60):
+        state, metrics, _ = training.step(state)
+    assert metrics["charts/episodic_return"] > 0.95
+
+
+# Runs
+
+
+CARTPOLE = (
+    "--env-id CartPole-v1 --num-envs 8 --num-steps 8 --sequence-length 4 --minibatch-size 16 --hidden-sizes 4 "
+    "--cell-size 4 --num-devices 1 --num-eval-episodes 4 --norm-obs --norm-reward --time-limit 20 "
+    "--total-timesteps 384 --checkpoint-every 2 --keep-checkpoints 0 --cell lstm --plasticity-every 3"
+)
+
+
+def call(*flags):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo_rnn.py", *map(str, flags)])
+        runs.main(ppo_rnn.train, ppo_rnn.Args)
+
+
+def lines_of(path):
+    return [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
+    run without a kill has logged, so the states of the cells were kept, too."""
+    call(*CARTPOLE.split(), "--runs-dir", tmp_path, "--run-name", "straight")
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    shutil.copytree(straight, killed)
+    for update in ("4", "6"):
+        shutil.rmtree(killed / "checkpoints" / update)
+    (killed / "summary.json").unlink()
+    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join(lines[:3]))
+    call("--resume", killed)
+    assert lines_of(killed) == lines_of(straight)
+    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({"sequence_length": 5}, "--sequence-length 5: does not divide --num-steps 12 and --minibatch-size 48; 4 or 6"),
+        ({"sequence_length": 24}, "--sequence-length 24: does not divide --num-steps 12 and --minibatch-size 48; 12"),
+        ({"minibatch_size": 8}, "--sequence-length 12: does not divide --num-steps 12 and --minibatch-size 8; 4 would"),
+        ({"cell": "rnn"}, "--cell rnn: must be gru or lstm"),
+        ({"cell_size": 0}, "--cell-size 0: must be an integer greater than 0"),
+        (
+            {"sequence_length": 12, "num_devices": 8},
+            "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "
+            "--minibatch-size / --sequence-length, 8 and 4",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_one_line(flags, said):
+    with pytest.raises(UsageError) as error:
+        ppo_rnn.build(having(env_id="CartPole-v1", **flags))
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_the_estimate_of_memory_is_within_a_quarter_of_what_xla_needs(monkeypatch):
+    estimates, estimate = [], memory.estimate
+    monkeypatch.setattr(memory, "estimate", lambda *a: estimates.append(estimate(*a)) or estimates[-1])
+
+    class Checked(Exception):
+        pass
+
+    def stop(*_):
+        raise Checked
+
+    monkeypatch.setattr(ppo_rnn.arguments, "describe", stop)
+    sizes = {"env_id": "CartPole-v1", "num_envs": 32768, "num_steps": 64, "total_timesteps": 2**31}
+    args = ppo_rnn.Args(**sizes, num_devices=1, cell="lstm", sequence_length=4)
+    with pytest.raises(Checked):
+        ppo_rnn.train(args)
+    args, _, _, init, step, _, keys = ppo_rnn.build(args)
+    needs = step.lower(jax.eval_shape(init, keys)).compile().memory_analysis()
+    needed = needs.temp_size_in_bytes + needs.argument_size_in_bytes
+    assert sum(estimates[0].values()) == pytest.approx(needed, rel=0.25)
