@@ -100,7 +100,7 @@ def test_epochs_that_were_stopped_do_not_change_it():
     np.testing.assert_allclose(metrics["charts/learning_rate"], 1e-3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ppo", "sapg"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_rnd", "ppo_rnn", "sapg"])
 def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 2 of 4. With two chunks, which hand the rate on."""
     blocks = ["--num-blocks", 2] if name == "sapg" else []
