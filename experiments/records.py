@@ -8,7 +8,7 @@ from common.run import arguments
 from common.run.arguments import UsageError
 
 BRANCHED = ("ppo", "ppo_ewma")  # scripts whose runs doctor.py can branch and measure
-KNOWN = (*BRANCHED, "pqn", "sfl_kinetix", "stochastic_opt")
+KNOWN = (*BRANCHED, "ppo_rnn", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt")
 STARTED = (
     *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "track", "distributed", "scaling"),
     *arguments.BY_HAND,
