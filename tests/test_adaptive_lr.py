@@ -1,4 +1,4 @@
-"""--adaptive-lr-kl of ppo.py, ppo_ewma.py and sapg.py, against a replay epoch by epoch."""
+"""--adaptive-lr-kl, against a replay epoch by epoch."""
 
 import shutil
 import sys
@@ -14,11 +14,14 @@ from test_ppo import SPACES, leaves_close, random_batch, same
 
 import ppo
 import ppo_ewma
+import ppo_rnd
+import ppo_rnn
 import sapg
 from common.run import checkpoints, plots, run as runs
 from common.run.arguments import UsageError
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "sapg": sapg}
+ALL = SCRIPTS | {"ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn}
 TOY = dict(num_envs=8, num_steps=8, num_minibatches=1, hidden_sizes=(8,), total_timesteps=64 * 4, ent_coef=0.0)
 
 
@@ -106,7 +109,7 @@ def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
     blocks = ["--num-blocks", 2] if name == "sapg" else []
     flags = CARTPOLE.replace("--learning-rate 0.01", "--learning-rate 1e-5 --adaptive-lr-kl 1000").split() + blocks
     flags += ["--num-rollout-chunks", 2, "--checkpoint-every", 2, "--keep-checkpoints", 0]
-    straight = call(SCRIPTS[name], tmp_path, *flags, "--total-timesteps", 128, "--run-name", "straight")
+    straight = call(ALL[name], tmp_path, *flags, "--total-timesteps", 128, "--run-name", "straight")
     rate = {update: rates_at(straight, update) for update in (2, 4)}
     for update in (2, 4):  # two chunks of two epochs each
         np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (4 * update), rtol=1e-5)
@@ -119,7 +122,7 @@ def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
     (killed.path / "metrics.jsonl").write_text("".join(lines[:2]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{name}.py", "--resume", str(killed.path)])
-        runs.main(SCRIPTS[name].train, SCRIPTS[name].Args)
+        runs.main(ALL[name].train, ALL[name].Args)
     assert rates_at(killed, 4) == rate[4]
     same(learner_at(killed, 4), learner_at(straight, 4))
 
