@@ -109,7 +109,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     colours = _colours([label for label in labels if not _is_theory(picture, label)])
     first = None
     rows, columns = _grid(picture)
-    lines_of_legend = [0.25 * _legend_rows(labels, columns)] * (columns > 1)
+    lines_of_legend = [0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
     cells = figure.add_gridspec(len(lines_of_legend) + rows, columns, height_ratios=[*lines_of_legend, *[2.9] * rows])
     for index, (title, lines) in enumerate(picture.panels.items()):
         place = cells[len(lines_of_legend) + index // columns, index % columns]
@@ -143,7 +143,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
     if columns == 1:
         figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
-    else:
+    elif lines_of_legend:
         axes = figure.add_subplot(cells[0, :])
         axes.axis("off")
         across = -(-len(named) // _legend_rows(list(named), columns))
