@@ -300,8 +300,6 @@ NOT_COMPUTED = {
     "brackets are 95 % intervals": "docs/figures.md",
     "a random policy has 0 and ten seeds of a longer run of `ppo.py` have 1": "experiments/scores.py",
     # Read from the pictures' data, not computed here.
-    "they score 0.78 against 0.57": "results/fig_B1a.json, per run",
-    "(0.64 against 0.73)": "the same",
     "the day before, sums in another order led the same seed to 39": "that run was not kept",
     # Defaults and arithmetic.
     "in 2,048 parallel environments": "the default of --num-envs",
@@ -309,7 +307,6 @@ NOT_COMPUTED = {
     "one rollout is now 2 million transitions": "65,536 x 32",
     "is only 8 of them": "2^24 / 2^21",
     "in 128 new episodes": "the default of --num-eval-episodes",
-    "a random policy has 0 and a longer run of `ppo.py` has 1": "the definition of a score",
     "A fresh gain near 0 alone is no plateau": "docs/doctor.md",
     "p (1 − p)": "a formula",
     "At 16,384 environments of Breakout-MinAtar": "results/compare.json",
