@@ -401,6 +401,17 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     return loss, statistics.means(parts)
 
 
+def total_loss(
+    args: Args, network: ActorCritic, learner: Learner, unravel: Any, params: jax.Array, batch: Batch
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """ppo_loss and the predictor's error. No parameter is in both: the predictor does not move the policy, nor the
+    policy the predictor. params: both on one vector -> loss, its parts."""
+    params, predictor = unravel(params)
+    loss, parts = ppo_loss(args, partial(forward, args, network, learner.obs_stats), params, batch)
+    error = prediction_error(args, learner.rnd, predictor, batch.next_obs).mean()
+    return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
+
+
 def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
     """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
     if args.adaptive_lr_kl is None:
@@ -421,16 +432,7 @@ def optimise(
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree((learner.params, learner.rnd.predictor))
     policy_size = ravel_pytree(learner.params)[0].size
-    policy = lambda params, obs: forward(args, network, learner.obs_stats, params, obs)  # noqa: E731
-
-    def loss_fn(params: jax.Array, minibatch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        # No parameter is in both losses: the predictor does not move the policy, nor the policy the predictor.
-        params, predictor = unravel(params)
-        loss, parts = ppo_loss(args, policy, params, minibatch)
-        error = prediction_error(args, learner.rnd, predictor, minibatch.next_obs).mean()
-        return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
-
-    grad_fn = jax.grad(loss_fn, has_aux=True)
+    grad_fn = jax.grad(partial(total_loss, args, network, learner, unravel), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state, learning_rate), (rows, advantage) = carry, inputs

@@ -4,7 +4,7 @@
     python -m experiments.exploration_rnd --dry-run # prints the six commands
 
 A key, a locked door and a goal in a small world, made anew for each episode, which ends after 100 steps: random play
-reaches the goal about once in a million steps. The rules are in experiments/PREREGISTERED.md. It needs
+reached the goal in one of 6,144 of them. The rules are in experiments/PREREGISTERED.md. It needs
 requirements-xminigrid.txt.
 """
 

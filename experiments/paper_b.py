@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.run import plots
-from experiments import scores, visited
+from experiments import pictures, scores, visited
 from experiments.data import Data, Figure, register
 from experiments.paper_b_runs import (
     Cells,
@@ -223,15 +223,16 @@ def show_reuse(d: Data, cells: Cells) -> Shown:
 def metric_panels(
     d: Data, cells: Cells, names: dict[Any, str], metrics: Sequence[str], games: Sequence[str]
 ) -> Picture:
-    """Draws measurements over time, a panel for each and, of several games, for each game."""
+    """Draws measurements over time, a panel for each and, of several games, for each game, side by side."""
     panels = {}
-    for game, metric in itertools.product(games, metrics):
+    for metric, game in itertools.product(metrics, games):
         lines = [Line(label, *d.curve(cells[key, game], metric)) for key, label in names.items()]
         title = METRICS[metric] + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
         panels[title] = [line for line in lines if len(line.x)]
     shows = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
     shows = f"Shown: {', '.join(games)}. {shows}"
-    return Picture(panels, STEPS, "", shows=shows, own_y=True)
+    columns = min(len(games), pictures.COLUMNS) if len(games) > 1 else pictures.COLUMNS
+    return Picture(panels, STEPS, "", shows=shows, own_y=True, columns=columns)
 
 
 def moved(d: Data, cells: Cells, metric: str, way: str, what: str, key: Any) -> Check:

@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture to draw: panels by title, in rows of COLUMNS, with shared axes."""
+    """A picture to draw: panels by title, in rows of so many columns, with shared axes."""
 
     panels: dict[str, Sequence[Line]]
     x_label: str
@@ -40,6 +40,7 @@ class Picture(NamedTuple):
     marks: Sequence[float] = ()  # vertical lines
     own_y: bool = False  # each panel has its own y axis, named by its title
     shows: str = f"{MEAN}, running mean over at most a thirtieth of the run"
+    columns: int = COLUMNS
 
 
 class HeatMap(NamedTuple):
@@ -77,8 +78,8 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
 
 def _grid(what: Picture | HeatMap) -> tuple[int, int]:
     """Rows and columns of panels."""
-    panels = len(what.panels) if isinstance(what, Picture) else 1
-    return -(-panels // COLUMNS), min(panels, COLUMNS)
+    panels, columns = (len(what.panels), what.columns) if isinstance(what, Picture) else (1, 1)
+    return -(-panels // columns), min(panels, columns)
 
 
 def described(what: Picture | HeatMap) -> str:
@@ -109,15 +110,15 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     colours = _colours([label for label in labels if not _is_theory(picture, label)])
     first = None
     rows, columns = _grid(picture)
-    lines_of_legend = [0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
-    cells = figure.add_gridspec(len(lines_of_legend) + rows, columns, height_ratios=[*lines_of_legend, *[2.9] * rows])
+    heights = [0.25 + 0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
+    cells = figure.add_gridspec(len(heights) + rows, columns, height_ratios=[*heights, *[2.9] * rows])
     for index, (title, lines) in enumerate(picture.panels.items()):
-        place = cells[len(lines_of_legend) + index // columns, index % columns]
+        place = cells[len(heights) + index // columns, index % columns]
         axes = figure.add_subplot(place, sharey=None if picture.own_y else first, sharex=first)
         first = first or axes
         for line in lines:
             _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
-        axes.set_title(title, fontsize=11)
+        axes.set_title(textwrap.fill(title, 34), fontsize=11)
         if index + columns >= len(picture.panels):  # with nothing below it
             axes.set_xlabel(picture.x_label)
         if index % columns == 0:
@@ -143,7 +144,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
     if columns == 1:
         figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
-    elif lines_of_legend:
+    elif heights:
         axes = figure.add_subplot(cells[0, :])
         axes.axis("off")
         across = -(-len(named) // _legend_rows(list(named), columns))

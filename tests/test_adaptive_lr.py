@@ -1,7 +1,5 @@
 """--adaptive-lr-kl, against a replay epoch by epoch."""
 
-import shutil
-import sys
 from dataclasses import replace
 
 import jax
@@ -9,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import on_devices
-from test_init_from import CARTPOLE, call, learner_at
+from test_init_from import CARTPOLE, call, learner_at, resumed
 from test_ppo import SPACES, leaves_close, random_batch, same
 
 import ppo
@@ -17,7 +15,7 @@ import ppo_ewma
 import ppo_rnd
 import ppo_rnn
 import sapg
-from common.run import checkpoints, plots, run as runs
+from common.run import checkpoints, plots
 from common.run.arguments import UsageError
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "sapg": sapg}
@@ -114,15 +112,7 @@ def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
     for update in (2, 4):  # two chunks of two epochs each
         np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (4 * update), rtol=1e-5)
     assert rate[4] == np.float32(plots.read_lines(straight.path)[-1]["charts/learning_rate"])
-    killed = straight._replace(path=tmp_path / "killed")
-    shutil.copytree(straight.path, killed.path)
-    shutil.rmtree(killed.path / "checkpoints" / "4")
-    (killed.path / "summary.json").unlink()
-    lines = (killed.path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed.path / "metrics.jsonl").write_text("".join(lines[:2]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{name}.py", "--resume", str(killed.path)])
-        runs.main(ALL[name].train, ALL[name].Args)
+    killed = straight._replace(path=resumed(ALL[name], straight.path, tmp_path / "killed", after=2))
     assert rates_at(killed, 4) == rate[4]
     same(learner_at(killed, 4), learner_at(straight, 4))
 

@@ -66,6 +66,27 @@ def learner_at(outcome, update):
     return jax.tree.map(np.array, jax.device_get(saved["learner"]))
 
 
+def resumed(script, straight, folder, after):
+    """The run in `straight`, killed after so many updates, without the checkpoints and lines of later ones, and
+    resumed."""
+    shutil.copytree(straight, folder)
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name) > after:
+            shutil.rmtree(checkpoint)
+    (folder / "summary.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:after]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder)])
+        runs.main(script.train, script.Args)
+    return folder
+
+
+def lines_of(path):
+    """What a run logged, without its times."""
+    return [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
+
+
 @pytest.fixture(scope="module")
 def of_ppo(tmp_path_factory):
     return call(ppo, tmp_path_factory.mktemp("ppo"), *CARTPOLE.split(), *BASE.split())
@@ -149,23 +170,11 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path, f
     straight = of_ewma
     if flags:
         straight = call(ppo_ewma, tmp_path / "straight", *CARTPOLE.split(), *BASE.split(), "--com", 4, *flags)
-    killed = tmp_path / "killed"
-    shutil.copytree(straight.path, killed)
-    for update in ("4", "6"):
-        shutil.rmtree(killed / "checkpoints" / update)
-    (killed / "summary.json").unlink()
-    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed / "metrics.jsonl").write_text("".join(lines[:3]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ppo_ewma.py", "--resume", str(killed)])
-        runs.main(ppo_ewma.train, ppo_ewma.Args)
+    killed = resumed(ppo_ewma, straight.path, tmp_path / "killed", after=3)
     same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
     assert differ(learner_at(straight, 6).proximal, learner_at(straight, 2).proximal)
-    kept = [
-        [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
-        for path in (killed, straight.path)
-    ]
-    assert kept[0] == kept[1] and [row["update"] for row in kept[0]] == [1, 2, 3, 4, 5, 6]
+    assert lines_of(killed) == lines_of(straight.path)
+    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
 
 

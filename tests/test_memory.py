@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import ppo
+import ppo_rnn
 from common.actions import Discrete
 from common.run import memory
 
@@ -22,6 +23,7 @@ SIZES = {
         **{"num_envs": 128, "num_steps": 128, "minibatch_size": 512},
     },
 }
+MEMORY = {"env_id": "CartPole-v1", "num_envs": 32768, "num_steps": 64, "cell": "lstm", "sequence_length": 4}
 
 
 class Frames:
@@ -80,8 +82,10 @@ def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):
     assert memory.device_bytes(jax.devices()[:1]) == 12345
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_the_estimate_is_within_a_quarter_of_what_xla_needs(monkeypatch, kind):
+@pytest.mark.parametrize(
+    "script, flags", [*((ppo, flags) for flags in SIZES.values()), (ppo_rnn, MEMORY)], ids=[*SIZES, "ppo_rnn"]
+)
+def test_the_estimate_is_within_a_quarter_of_what_xla_needs(monkeypatch, script, flags):
     estimates, estimate = [], memory.estimate
     monkeypatch.setattr(memory, "estimate", lambda *a: estimates.append(estimate(*a)) or estimates[-1])
 
@@ -91,11 +95,11 @@ def test_the_estimate_is_within_a_quarter_of_what_xla_needs(monkeypatch, kind):
     def stop(*_):
         raise Checked
 
-    monkeypatch.setattr(ppo.arguments, "describe", stop)
-    args = ppo.Args(**SIZES[kind], num_devices=1, total_timesteps=2**31)
+    monkeypatch.setattr(script.arguments, "describe", stop)
+    args = script.Args(**flags, num_devices=1, total_timesteps=2**31)
     with pytest.raises(Checked):
-        ppo.train(args)
-    args, _, _, init, step, _, keys = ppo.build(args)
+        script.train(args)
+    args, _, _, init, step, _, keys = script.build(args)
     state = jax.eval_shape(init, keys)
     sizes = step.lower(state).compile().memory_analysis()
     needed = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes

@@ -668,7 +668,8 @@ def test_the_other_games_have_panels_of_their_own(shown):
     for name, of in (("B10", "B3"), ("B13", "B6")):
         picture, checks = shown(name, "true", 5)
         titles = list(shown(of, "true", 5)[0].panels)
-        assert list(picture.panels) == [f"{title}, {game}" for game in ("SpaceInvaders", "Asterix") for title in titles]
+        assert list(picture.panels) == [f"{title}, {game}" for title in titles for game in ("SpaceInvaders", "Asterix")]
+        assert picture.columns == 2  # a game in each
         assert "Shown: SpaceInvaders-MinAtar, Asterix-MinAtar." in picture.shows
         assert told(checks) == told(shown(of, "true", 5)[1])
         script, base = ("pqn", LAPTOP.pqn) if of == "B6" else ("ppo", LAPTOP.base)

@@ -5,8 +5,6 @@ Where the two algorithms coincide, ppo.py, which has tests of its own, is the an
 """
 
 import json
-import shutil
-import sys
 from dataclasses import asdict, replace
 
 import jax
@@ -15,14 +13,13 @@ import numpy as np
 import pytest
 from conftest import Counter, Noise, on_devices
 from jax.sharding import PartitionSpec as P
-from test_init_from import CARTPOLE, call, learner_at
+from test_init_from import CARTPOLE, call, learner_at, lines_of, resumed
 from test_ppo import SPACES, differ, leaves_close, mean_of_n_step_returns, same
 
 import ppo
 import ppo_rnd
 from common import envs, statistics
 from common.actions import Discrete
-from common.run import plots, run as runs
 
 ARGS = ppo_rnd.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
@@ -337,22 +334,11 @@ FLAGS = (
 def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_path):
     """As if it had been killed after update 3: its last checkpoint is that of update 2."""
     flags = [*CARTPOLE.split(), *FLAGS.split()]
-    straight, killed = call(ppo_rnd, tmp_path / "straight", *flags), tmp_path / "killed"
-    shutil.copytree(straight.path, killed)
-    for update in ("4", "6"):
-        shutil.rmtree(killed / "checkpoints" / update)
-    (killed / "summary.json").unlink()
-    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed / "metrics.jsonl").write_text("".join(lines[:3]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ppo_rnd.py", "--resume", str(killed)])
-        runs.main(ppo_rnd.train, ppo_rnd.Args)
+    straight = call(ppo_rnd, tmp_path / "straight", *flags)
+    killed = resumed(ppo_rnd, straight.path, tmp_path / "killed", after=3)
     same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
-    kept = [
-        [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
-        for path in (killed, straight.path)
-    ]
-    assert kept[0] == kept[1] and [row["update"] for row in kept[0]] == [1, 2, 3, 4, 5, 6]
+    assert lines_of(killed) == lines_of(straight.path)
+    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
     start = call(ppo_rnd, tmp_path / "next", *flags, "--init-from", f"{killed}@4", stop=True).start
     same(start, learner_at(straight, 4))

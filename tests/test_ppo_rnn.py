@@ -4,8 +4,6 @@ The answers are those of a loop in NumPy over environments and steps, which find
 observations, and of environments whose every observation says where it belongs.
 """
 
-import shutil
-import sys
 from dataclasses import replace
 
 import jax
@@ -14,12 +12,12 @@ import numpy as np
 import pytest
 from conftest import Counter, Noise, Toy, on_devices
 from jax.sharding import PartitionSpec as P
+from test_init_from import call, lines_of, resumed
 from test_ppo import differ, leaves_close, same
 
 import ppo_rnn
 from common import envs, evaluation
 from common.actions import Categorical, Discrete
-from common.run import memory, plots, run as runs
 from common.run.arguments import UsageError
 
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
@@ -435,28 +433,11 @@ CARTPOLE = (
 )
 
 
-def call(*flags):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ppo_rnn.py", *map(str, flags)])
-        runs.main(ppo_rnn.train, ppo_rnn.Args)
-
-
-def lines_of(path):
-    return [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
-
-
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of the cells were kept, too."""
-    call(*CARTPOLE.split(), "--runs-dir", tmp_path, "--run-name", "straight")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    shutil.copytree(straight, killed)
-    for update in ("4", "6"):
-        shutil.rmtree(killed / "checkpoints" / update)
-    (killed / "summary.json").unlink()
-    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed / "metrics.jsonl").write_text("".join(lines[:3]))
-    call("--resume", killed)
+    straight = call(ppo_rnn, tmp_path, *CARTPOLE.split(), "--run-name", "straight").path
+    killed = resumed(ppo_rnn, straight, tmp_path / "killed", after=3)
     assert lines_of(killed) == lines_of(straight)
     assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6, 6]
 
@@ -480,24 +461,3 @@ def test_what_cannot_work_is_one_line(flags, said):
     with pytest.raises(UsageError) as error:
         ppo_rnn.build(having(env_id="CartPole-v1", **flags))
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
-
-
-def test_the_estimate_of_memory_is_within_a_quarter_of_what_xla_needs(monkeypatch):
-    estimates, estimate = [], memory.estimate
-    monkeypatch.setattr(memory, "estimate", lambda *a: estimates.append(estimate(*a)) or estimates[-1])
-
-    class Checked(Exception):
-        pass
-
-    def stop(*_):
-        raise Checked
-
-    monkeypatch.setattr(ppo_rnn.arguments, "describe", stop)
-    sizes = {"env_id": "CartPole-v1", "num_envs": 32768, "num_steps": 64, "total_timesteps": 2**31}
-    args = ppo_rnn.Args(**sizes, num_devices=1, cell="lstm", sequence_length=4)
-    with pytest.raises(Checked):
-        ppo_rnn.train(args)
-    args, _, _, init, step, _, keys = ppo_rnn.build(args)
-    needs = step.lower(jax.eval_shape(init, keys)).compile().memory_analysis()
-    needed = needs.temp_size_in_bytes + needs.argument_size_in_bytes
-    assert sum(estimates[0].values()) == pytest.approx(needed, rel=0.25)

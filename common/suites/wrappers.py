@@ -17,7 +17,8 @@ class Wrapped(NamedTuple):
 
 
 class Wrapper:
-    """A suite whose states hold another's."""
+    """A suite whose states hold another's. Each kind has its own `step`, and `_start`, which makes of the other suite's
+    state and observation at the start of an episode its own."""
 
     def __init__(self, suite: Any):
         self._suite = suite
@@ -25,10 +26,6 @@ class Wrapper:
     def __getattr__(self, name: str) -> Any:
         """What does not change, such as the spaces and whether it can draw."""
         return getattr(self._suite, name)
-
-    def _start(self, started: tuple[Any, jax.Array]) -> tuple[Wrapped, jax.Array]:
-        """State and observation at the start of an episode."""
-        raise NotImplementedError
 
     def reset(self, key: jax.Array) -> tuple[Wrapped, jax.Array]:
         return self._start(self._suite.reset(key))
