@@ -124,13 +124,14 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         if index % columns == 0:
             axes.set_ylabel(picture.y_label)
         # With nothing to draw yet, a logarithmic axis has no limits.
-        if picture.log_x and any(np.any(line.x > 0) for line in lines):
+        logarithmic = picture.log_x and any(np.any(line.x > 0) for line in lines)
+        if logarithmic:
             axes.set_xscale("log")
-            if lines and all(line.kind.endswith("points") for line in lines):
-                ticks = sorted({x for line in lines for x in line.x})
-                axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-                axes.xaxis.set_minor_locator(NullLocator())
-        else:
+        if lines and all(line.kind.endswith("points") for line in lines):
+            ticks = sorted({x for line in lines for x in line.x})
+            axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            axes.xaxis.set_minor_locator(NullLocator())
+        elif not logarithmic:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
