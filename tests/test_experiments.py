@@ -13,7 +13,7 @@ from scipy import stats
 import ppo
 import ppo_ewma
 from common.run.arguments import parse
-from experiments import controllers, exploration, headline, paper_a_runs
+from experiments import controllers, exploration, headline, paper_a_runs, stuck
 
 # The headline
 
@@ -78,6 +78,45 @@ def test_the_picture_is_drawn(tmp_path):
 def test_each_check_can_fail(change, check):
     found = headline.judge(curves(**change))
     assert not found["checks"][check] and not found["confirmed"]
+
+
+# Policies that are stuck
+
+
+def flat(level, steps=headline.HALF):
+    """Of seed s a return of level + s / 10, and an entropy of 0.2."""
+    x = np.linspace(0, steps, 401)[1:]
+    return [headline.Curve(x, np.full(400, level + 0.1 * s), x, x, np.full(400, 0.2)) for s in range(5)]
+
+
+def stuck_ones(**levels):
+    """Unchanged 6; from the start the bonus has 16 (12 more environments: 18), the inner loop 14, epsilon 8."""
+    before = {"64": flat(6, headline.STEPS), "entropy": flat(16), "entropy, 4096": flat(18), "tuned": flat(14)}
+    return {name: flat(levels.get(name, 6)) for name in stuck.ARMS}, before | {"eps": flat(8)}
+
+
+def test_an_arm_frees_if_it_brings_more_than_half_of_what_it_brings_from_the_start(tmp_path):
+    few, many, loop = "entropy bonus × 5", "entropy bonus × 5, 4,096 environments", "inner loop for 64"
+    branches, before = stuck_ones(**{few: 12, many: 11, loop: 9.9, "ε ÷ 4": 7.1})
+    found = stuck.judge(branches, before)
+    assert [round(check["above"], 9) for check in found["checks"]] == [5, 5, 6, 4, 1, 0]  # half of 10, 10, 12, 8, 2
+    assert [check["outcome"] for check in found["checks"]] == [
+        "holds", "does not hold", "does not hold", "does not hold", "holds", "does not hold",
+    ]  # fmt: skip
+    assert [check["estimate"] for check in found["checks"]] == pytest.approx([6, 0, 5, 3.9, 1.1, -1])
+    assert found["seeds above 7"] == {"unchanged": 0, few: 5, "entropy bonus × 25": 0, many: 5, loop: 5, "ε ÷ 4": 5}
+    assert found["entropy, last tenth"][few] == pytest.approx([0.2] * 5)
+    stuck.draw(branches, before, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_stuck_policies_start_where_the_headline_was_at_half():
+    for (_, of_one), (num_envs, changed, _) in zip(stuck.cells().items(), stuck.ARMS.values(), strict=True):
+        for seed, run in enumerate(of_one):
+            assert run.source == headline.cell(64, seed) and run.source_update * 64 * 32 == headline.HALF
+            flags = dict(run.flags)
+            assert flags["total_timesteps"] == headline.HALF and flags["num_envs"] == num_envs
+            assert flags.items() >= changed.items() and flags["seed"] == seed
 
 
 def test_intervals_are_those_of_scipy():

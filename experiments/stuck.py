@@ -1,0 +1,151 @@
+"""Is a policy that already stands still freed by what would have kept it from standing still?
+
+    python -m experiments.stuck               # makes the missing runs, then results/stuck.json and stuck.png
+    python -m experiments.stuck --dry-run     # prints the commands
+
+The policies are those of 64 environments in experiments/headline.py, at half of their run, where all five stand still.
+The rules are in experiments/PREREGISTERED.md.
+"""
+
+import datetime
+import itertools
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from benchmarks.report import git
+from common.run import devices
+from common.run.tracking import say
+from experiments import grid, headline, verdicts
+from experiments.headline import ABOVE, HALF, SEEDS, SIZES, STEPS, Curve, interval
+from figures import compact, rounded
+
+SMALL, LARGE = SIZES[0], SIZES[-1]
+ARMS: dict[str, tuple[int, dict[str, Any], str]] = {  # environments, flags, the headline's runs that began with them
+    "entropy bonus × 5": (SMALL, {"ent_coef": 0.05}, "entropy"),
+    "entropy bonus × 25": (SMALL, {"ent_coef": 0.25}, "entropy"),
+    "entropy bonus × 5, 4,096 environments": (LARGE, {"ent_coef": 0.05}, f"entropy, {LARGE}"),
+    "inner loop for 64": (SMALL, {"minibatch_size": 256, "learning_rate": 3e-4}, "tuned"),
+    "ε ÷ 4": (SMALL, {"clip_eps": 0.05}, "eps"),
+}
+BONUS, BONUS_LARGE = "entropy bonus × 5", "entropy bonus × 5, 4,096 environments"
+UNCHANGED = "unchanged"
+
+
+def branch(num_envs: int, seed: int, **changed: Any) -> grid.Cell:
+    """The policy of 64 environments at half of its run, which goes on for as many steps with these flags."""
+    source, run = headline.cell(SMALL, seed), headline.cell(num_envs, seed, HALF, **changed)
+    varied = {"stuck": f"to-{num_envs}", **changed, "seed": seed}
+    return grid.named("ppo", dict(run.flags), varied, run.num_updates, source, source.num_updates // 2)
+
+
+def cells() -> dict[str, list[grid.Cell]]:
+    """The branches, by arm."""
+    return {name: [branch(n, seed, **flags) for seed in SEEDS] for name, (n, flags, _) in ARMS.items()}
+
+
+def paired(ends: dict[str, list[float]], arm: str, other: str, above: float) -> verdicts.Check:
+    """Checks a difference that is taken seed by seed, because both arms begin with the same policy."""
+    gained = np.subtract(ends[arm], ends[other])
+    return verdicts.difference(f"return, {arm} less {other}, seed by seed", gained, 0.0, above=above)
+
+
+def judge(branches: dict[str, list[Curve]], before: dict[str, list[Curve]]) -> dict[str, Any]:
+    """What the rules ask for. branches: of each arm; before: the headline's runs, by its names."""
+    ends = {UNCHANGED: [c.mean("returns", STEPS - 0.1 * HALF, STEPS) for c in before[f"{SMALL}"]]}
+    ends |= {name: [c.mean("returns", 0.9 * HALF, HALF) for c in curves] for name, curves in branches.items()}
+    halfway = lambda name: np.mean([c.mean("returns", 0.9 * HALF, HALF) for c in before[name]])  # noqa: E731
+    checks = []
+    for name, (_, _, from_the_start) in ARMS.items():
+        bar = 0.5 * float(halfway(from_the_start) - halfway(f"{SMALL}"))
+        checks.append(paired(ends, name, UNCHANGED, bar))
+    checks.append(paired(ends, BONUS_LARGE, BONUS, 0.0))
+    entropy = {UNCHANGED: [c.mean("entropy", STEPS - 0.1 * HALF, STEPS) for c in before[f"{SMALL}"]]}
+    entropy |= {name: [c.mean("entropy", 0.9 * HALF, HALF) for c in curves] for name, curves in branches.items()}
+    return {
+        "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+        "return, last tenth": ends,
+        "mean": {name: interval(values) for name, values in ends.items()},
+        f"seeds above {ABOVE:g}": {name: sum(x > ABOVE for x in values) for name, values in ends.items()},
+        "entropy, last tenth": entropy,
+    }
+
+
+def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: Path) -> None:
+    """Return over environment steps: a thin line per seed, the median of each arm; dotted, from the start."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.3, 4.2), layout="constrained")
+    axes = figure.subplots()
+
+    def line(curves: list[Curve], start: float, colour: Any, style: str, label: str | None, seeds: bool = True) -> None:
+        windows = np.linspace(0, curves[0].steps[-1], 1 + round(48 * curves[0].steps[-1] / STEPS))
+        values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(windows)])
+        x = (start + (windows[:-1] + windows[1:]) / 2) / 1e6
+        if seeds:
+            axes.plot(x, values, color=colour, linewidth=0.6, alpha=0.5)
+        axes.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+
+    line(before[f"{SMALL}"], 0, "#555555", "-", "64 environments, unchanged")
+    line(before["entropy"], 0, "#E69F00", ":", "entropy bonus × 5 from the start", seeds=False)
+    colours = ["#E69F00", "#D55E00", *colormaps["viridis"]([0.15, 0.5, 0.8])]
+    for (name, curves), colour in zip(branches.items(), colours, strict=True):
+        line(curves, HALF, colour, "-", f"from half on: {name}")
+    axes.axvline(HALF / 1e6, color="#888888", linewidth=1, linestyle=":")
+    axes.set_xlabel("million environment steps")
+    axes.set_ylabel("episode return")
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(linewidth=0.5, alpha=0.35)
+    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+    figure.savefig(out, dpi=110)
+
+
+def main(
+    runs_dir: Path = Path("runs/headline"),
+    jobs: int = 2,
+    dry_run: bool = False,
+    out: Path = Path("results/stuck.json"),
+) -> None:
+    """Makes what is missing, of the headline's runs too, and compares.
+
+    Args:
+        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
+        jobs: How many runs at once, each on its share of the cores.
+        dry_run: Only print the commands that are missing.
+        out: The file to write; the picture lies beside it.
+    """
+    runs, needed = cells(), headline.cells()
+    before = {name: needed[name] for name in (f"{SMALL}", *{start for *_, start in ARMS.values()})}
+    everything = grid.with_sources([run for of_one in (runs | before).values() for run in of_one])
+    if dry_run:
+        missing = [run for run in everything if grid.state(run, runs_dir) != "finished"]
+        print("\n".join(grid.paste(run, runs_dir) for run in missing))
+        return
+    if failed := grid.run_missing(everything, runs_dir, jobs, say):
+        raise SystemExit("\n".join(failed))
+    branches, earlier = (
+        {name: [headline.curve(runs_dir / run.name) for run in of_one] for name, of_one in found.items()}
+        for found in (runs, before)
+    )
+    found = judge(branches, earlier)
+    print(json.dumps(rounded(found), indent=1))
+    command = ["python", "-m", "experiments.stuck", *sys.argv[1:]]
+    facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}", "machine": devices.machine()}
+    rules = git(
+        "log", "--format=%H", "-S", "## The headline, continued: is a stuck", "--", "experiments/PREREGISTERED.md"
+    )
+    facts |= {"git_commit": git("rev-parse", "HEAD"), "rules were committed in": rules}
+    facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
+    out.write_text(compact(json.dumps(rounded(facts | found), indent=1)) + "\n")
+    draw(branches, earlier, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
