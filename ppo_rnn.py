@@ -607,8 +607,8 @@ def build(args: Args) -> tuple:
     """
     chunk = args.num_envs // args.num_rollout_chunks
     sizes = chunk, args.minibatch_size // args.sequence_length  # each device has whole sequences
-    limit, last = envs.device_limit(args), "--minibatch-size / --sequence-length"
-    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=limit, last=last)
+    what = "--num-envs / --num-rollout-chunks and --minibatch-size / --sequence-length"
+    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args), what=what)
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
     if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):

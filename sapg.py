@@ -590,8 +590,9 @@ def build(args: Args) -> tuple:
     measure(learner, sample) -> metrics; keys.
     """
     chunk = args.num_envs // args.num_rollout_chunks
-    sizes = chunk // args.num_blocks, args.epoch[1]
-    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args))
+    sizes = chunk // args.num_blocks, args.epoch[1]  # each device has a part of every block
+    what = "--num-envs / --num-rollout-chunks / --num-blocks and the size of minibatches"
+    chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args), what=what)
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
     if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):

@@ -7,13 +7,16 @@ import yaml
 
 import ppo
 import ppo_ewma
+import ppo_rnd
+import ppo_rnn
 import pqn
+import sapg
 import sfl_kinetix
 import stochastic_opt
 from common.run.arguments import parse
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "sweeps"
-SCRIPTS = {s.__name__: s for s in (ppo, ppo_ewma, pqn, sfl_kinetix, stochastic_opt)}
+SCRIPTS = {s.__name__: s for s in (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sapg, sfl_kinetix, stochastic_opt)}
 
 
 def test_every_script_has_a_sweep():

@@ -142,14 +142,16 @@ def together(action: Callable[[], Any]) -> Any:
 
 
 def choose_devices(
-    wanted: int | None, *sizes: int, at_most: int | None = None, last: str = "--minibatch-size"
+    wanted: int | None,
+    *sizes: int,
+    at_most: int | None = None,
+    what: str = "--num-envs / --num-rollout-chunks and --minibatch-size",
 ) -> list[jax.Device]:
-    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`, whose last
-    one is called `last`.
+    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`, named in `what`.
 
     The default is the largest count that does. If `wanted` does not, raise UsageError.
     """
-    devices, what = jax.devices(), f"--num-envs / --num-rollout-chunks and {last}"
+    devices = jax.devices()
     if jax.process_count() > 1:
         text = f"all {len(devices)} devices of the {jax.process_count()} processes are used"
         if wanted not in (None, len(devices)):
