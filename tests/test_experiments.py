@@ -13,7 +13,7 @@ from scipy import stats
 import ppo
 import ppo_ewma
 from common.run.arguments import parse
-from experiments import controllers, exploration, headline, paper_a_runs, stuck
+from experiments import controllers, entropy, exploration, headline, paper_a_runs, stuck
 
 # The headline
 
@@ -117,6 +117,56 @@ def test_stuck_policies_start_where_the_headline_was_at_half():
             flags = dict(run.flags)
             assert flags["total_timesteps"] == headline.HALF and flags["num_envs"] == num_envs
             assert flags.items() >= changed.items() and flags["seed"] == seed
+
+
+# Entropy at a level of the return
+
+
+def falling(entropies, end, reach=0.5):
+    """Of seed s a return that reaches 10 at so much of the run and goes on, and an entropy that falls from 1 + s / 100 to
+    0 over the run, times so much."""
+    x = np.linspace(0, end, 1025)[1:]
+    return [headline.Curve(x, 10 / reach * x / end, x, x, entropies * (1 + s / 100) * (1 - x / end)) for s in range(5)]
+
+
+def test_entropy_is_that_of_the_first_window_that_reaches_the_level():
+    (curve, *_) = falling(1.0, 64 * entropy.WINDOW)
+    # Return 20 t: 4 at t = 12.8 / 64, in a window whose mean is 3.9. The next one is around t = 13.5 / 64.
+    assert entropy.entropy_at(curve, 4.0, 64 * entropy.WINDOW) == pytest.approx(1 - 13.5 / 64, abs=1 / 1024)
+    assert np.isnan(entropy.entropy_at(curve, 4.0, 12 * entropy.WINDOW))
+    assert np.isnan(entropy.entropy_at(curve, 21.0, 64 * entropy.WINDOW))
+
+
+@pytest.mark.parametrize(
+    "changed, kind, outcomes",
+    [
+        ({}, "more environments", ["holds"] * 6),
+        ({}, "more data of 64 environments", ["holds"] * 2),
+        ({("Asterix", 512, 32): 0.05}, "more environments", ["holds"] * 4 + ["does not hold", "holds"]),
+        ({("Breakout", 64, 256): 0.1}, "more data of 64 environments", ["not enough data", "holds"]),
+        ({("Breakout", 64, 2048): 0.9}, "more environments with as much data", ["not enough data", "does not hold"]),
+    ],
+)
+def test_what_few_environments_lose(changed, kind, outcomes, tmp_path):
+    kept = {64: 0.1, 512: 0.4, 4096: 0.8}
+    curves = {
+        key: falling(changed.get(key, kept[key[1] * key[2] // 32]), entropy.STEPS[key[0]], reach=0.1)
+        for key in entropy.cells()
+    }
+    curves = {key: [c._replace(returns=5 * c.returns) for c in of_one] for key, of_one in curves.items()}
+    found = entropy.judge(curves)
+    assert [check["outcome"] for check in found["checks"][kind]] == outcomes
+    entropy.draw(curves, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_rollouts_of_64_environments_are_as_large_as_those_of_more():
+    runs = {(key[1], key[2]): dict(run.flags) for key, (run, *_) in entropy.cells().items() if key[0] == "Breakout"}
+    assert set(runs) == {(64, 32), (512, 32), (4096, 32), (64, 256), (64, 2048)}
+    for num_steps, num_envs in ((256, 512), (2048, 4096)):
+        assert runs[64, num_steps]["num_steps"] * 64 == num_envs * 32
+        same = ("env_id", "sticky_actions", "seed")
+        assert all(runs[64, num_steps][flag] == runs[num_envs, 32][flag] for flag in same)
 
 
 def test_intervals_are_those_of_scipy():
