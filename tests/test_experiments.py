@@ -123,8 +123,8 @@ def test_stuck_policies_start_where_the_headline_was_at_half():
 
 
 def falling(entropies, end, reach=0.5):
-    """Of seed s a return that reaches 10 at so much of the run and goes on, and an entropy that falls from 1 + s / 100 to
-    0 over the run, times so much."""
+    """Of seed s a return that reaches 10 at so much of the run and goes on rising, and an entropy that falls from
+    1 + s / 100 to 0 over the run, times `entropies`."""
     x = np.linspace(0, end, 1025)[1:]
     return [headline.Curve(x, 10 / reach * x / end, x, x, entropies * (1 + s / 100) * (1 - x / end)) for s in range(5)]
 
