@@ -4,7 +4,7 @@
     python -m experiments.stuck --dry-run     # prints the commands
 
 The policies are those of 64 environments in experiments/headline.py, at half of their run, where all five stand still.
-The rules are in experiments/PREREGISTERED.md.
+Then the entropy bonus once more, on ten other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
 import datetime
@@ -35,6 +35,7 @@ ARMS: dict[str, tuple[int, dict[str, Any], str]] = {  # environments, flags, the
 }
 BONUS, BONUS_LARGE = "entropy bonus × 5", "entropy bonus × 5, 4,096 environments"
 UNCHANGED = "unchanged"
+AGAIN = range(5, 15)  # seeds of the second experiment
 
 
 def branch(num_envs: int, seed: int, **changed: Any) -> grid.Cell:
@@ -47,6 +48,12 @@ def branch(num_envs: int, seed: int, **changed: Any) -> grid.Cell:
 def cells() -> dict[str, list[grid.Cell]]:
     """The branches, by arm."""
     return {name: [branch(n, seed, **flags) for seed in SEEDS] for name, (n, flags, _) in ARMS.items()}
+
+
+def again() -> dict[str, list[grid.Cell]]:
+    """The runs of the second experiment: unchanged, which are also the sources, and with the bonus."""
+    with_bonus = [branch(SMALL, seed, **ARMS[BONUS][1]) for seed in AGAIN]
+    return {UNCHANGED: [headline.cell(SMALL, seed) for seed in AGAIN], BONUS: with_bonus}
 
 
 def paired(ends: dict[str, list[float]], arm: str, other: str, above: float) -> verdicts.Check:
@@ -74,6 +81,39 @@ def judge(branches: dict[str, list[Curve]], before: dict[str, list[Curve]]) -> d
         f"seeds above {ABOVE:g}": {name: sum(x > ABOVE for x in values) for name, values in ends.items()},
         "entropy, last tenth": entropy,
     }
+
+
+def judge_again(unchanged: list[Curve], branches: list[Curve]) -> dict[str, Any]:
+    """What the rules of the second experiment ask for, of the seeds that are stuck at half."""
+    halfway = [c.mean("returns", 0.9 * HALF, HALF) for c in unchanged]
+    stuck = [i for i, value in enumerate(halfway) if value <= ABOVE]
+    ends = {
+        UNCHANGED: [unchanged[i].mean("returns", STEPS - 0.1 * HALF, STEPS) for i in stuck],
+        BONUS: [branches[i].mean("returns", 0.9 * HALF, HALF) for i in stuck],
+    }
+    above = {name: sum(x > ABOVE for x in values) for name, values in ends.items()}
+    check = paired(ends, BONUS, UNCHANGED, 0.0)
+    holds = check.low > 0 and above[BONUS] >= 0.8 * len(stuck)
+    refuted = check.high < 0 or above[BONUS] < 0.5 * len(stuck)
+    return {
+        "seeds that are stuck": [AGAIN[i] for i in stuck],
+        "return at half, each seed": halfway,
+        "return, last tenth, of those that are stuck": ends,
+        f"of these above {ABOVE:g}": above,
+        "first million steps above it, after half": {
+            UNCHANGED: [left(unchanged[i], HALF) for i in stuck],
+            BONUS: [left(branches[i], 0.0) for i in stuck],
+        },
+        "check": check._asdict(),
+        "the bonus frees": "holds" if holds else "does not hold" if refuted else "not enough data",
+    }
+
+
+def left(curve: Curve, start: float) -> int | None:
+    """In which million steps after `start` the mean return is above ABOVE for the first time; None if it never is."""
+    millions = range(int((curve.steps[-1] - start) // 1e6))
+    mean = lambda m: curve.mean("returns", start + m * 1e6, start + (m + 1) * 1e6)  # noqa: E731
+    return next((m + 1 for m in millions if mean(m) > ABOVE), None)
 
 
 def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: Path) -> None:
@@ -123,18 +163,20 @@ def main(
     """
     runs, needed = cells(), headline.cells()
     before = {name: needed[name] for name in (f"{SMALL}", *{start for *_, start in ARMS.values()})}
-    everything = grid.with_sources([run for of_one in (runs | before).values() for run in of_one])
+    second = again()
+    everything = [run for found in (runs, before, second) for of_one in found.values() for run in of_one]
+    everything = grid.with_sources(everything)
     if dry_run:
         missing = [run for run in everything if grid.state(run, runs_dir) != "finished"]
         print("\n".join(grid.paste(run, runs_dir) for run in missing))
         return
     if failed := grid.run_missing(everything, runs_dir, jobs, say):
         raise SystemExit("\n".join(failed))
-    branches, earlier = (
+    branches, earlier, later = (
         {name: [headline.curve(runs_dir / run.name) for run in of_one] for name, of_one in found.items()}
-        for found in (runs, before)
+        for found in (runs, before, second)
     )
-    found = judge(branches, earlier)
+    found = judge(branches, earlier) | {"again, on other seeds": judge_again(*later.values())}
     print(json.dumps(rounded(found), indent=1))
     command = ["python", "-m", "experiments.stuck", *sys.argv[1:]]
     facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}", "machine": devices.machine()}

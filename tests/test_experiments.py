@@ -119,6 +119,44 @@ def test_stuck_policies_start_where_the_headline_was_at_half():
             assert flags.items() >= changed.items() and flags["seed"] == seed
 
 
+@pytest.mark.parametrize(
+    "unchanged, bonus, outcome",
+    [
+        ([6.0] * 7, [9, 10, 11, 9, 10, 11, 6.5], "holds"),  # six of seven leave
+        ([6.0] * 7, [9, 10, 11, 9, 10, 6.5, 6.5], "not enough data"),  # five of seven are fewer than four fifths
+        ([6.0] * 7, [9, 10, 11, 6.5, 6.5, 6.6, 6.4], "does not hold"),  # three are fewer than half
+        (
+            [6, 6, 6, 6, 40, 40, 6],
+            [9, 10, 11, 9, 10, 11, 9],
+            "not enough data",
+        ),  # all leave, but those that left are higher
+        ([20.0] * 7, [9, 10, 11, 9, 10, 11, 9], "does not hold"),
+    ],
+)
+def test_the_bonus_frees_other_seeds_if_it_lifts_and_most_leave(unchanged, bonus, outcome):
+    """Of ten seeds, of which those that are not stuck at half would spoil it."""
+    steps = np.linspace(0, headline.STEPS, 801)[1:]
+    curve = lambda x, returns: headline.Curve(x, returns, x, x, x)  # noqa: E731
+    early = steps <= headline.HALF
+    before = [curve(steps, np.where(early, 5.0, end)) for end in unchanged]
+    after = [curve(steps[early], np.full(early.sum(), end)) for end in bonus]
+    free, spoiled = curve(steps, np.where(early, 20.0, 90.0)), curve(steps[early], np.full(early.sum(), -50.0))
+    for place in (2, 3, 9):
+        before.insert(place, free)
+        after.insert(place, spoiled)
+    found = stuck.judge_again(before, after)
+    assert found["seeds that are stuck"] == [5, 6, 9, 10, 11, 12, 13]
+    assert found["return, last tenth, of those that are stuck"] == {"unchanged": unchanged, "entropy bonus × 5": bonus}
+    assert found["the bonus frees"] == outcome
+
+
+def test_when_a_policy_leaves():
+    steps = np.linspace(0, 10e6, 1001)[1:]
+    curve = headline.Curve(steps, np.where(steps > 6.4e6, 10.0, 5.0), steps, steps, steps)
+    assert (stuck.left(curve, 0.0), stuck.left(curve, 3e6), stuck.left(curve, 8e6)) == (7, 4, 1)
+    assert stuck.left(curve._replace(returns=np.full(1000, 7.0)), 0.0) is None
+
+
 # Entropy at a level of the return
 
 
