@@ -180,9 +180,8 @@ def main(
     print(json.dumps(rounded(found), indent=1))
     command = ["python", "-m", "experiments.stuck", *sys.argv[1:]]
     facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}", "machine": devices.machine()}
-    rules = git(
-        "log", "--format=%H", "-S", "## The headline, continued: is a stuck", "--", "experiments/PREREGISTERED.md"
-    )
+    titles = ("## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
+    rules = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in titles}
     facts |= {"git_commit": git("rev-parse", "HEAD"), "rules were committed in": rules}
     facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
     out.write_text(compact(json.dumps(rounded(facts | found), indent=1)) + "\n")
