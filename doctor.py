@@ -246,7 +246,9 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     test *= script in records.BRANCHED
     more = {"num_envs": 8 * value("num_envs", 1), "total_timesteps": 8 * value("total_timesteps", 1)}
     envs = again("from scratch, as many updates", **more)
-    entropy = again("from scratch: a settled policy rarely finds back", ent_coef=5 * value("ent_coef", 0.002))
+    bonus = 5 * value("ent_coef", 0.002)
+    entropy = again("from scratch", ent_coef=bonus)
+    revived = again("from the checkpoint; it may take millions of steps", ent_coef=bonus, init_from=source)
     step = "a smaller outer step, from scratch"
     smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
@@ -258,7 +260,7 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     tries = {
         "step": [*(smaller or slower), *envs, *count, *test],
         "no gain": [*count, *(smaller or slower), *envs, *test],
-        "settled": ["nothing, if this return is the best that there is", *entropy, *envs],
+        "settled": ["nothing, if this return is the best that there is", *revived, *envs],
         "exploration": [*envs, *entropy],
         "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],
         "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],

@@ -117,33 +117,49 @@ def left(curve: Curve, start: float) -> int | None:
 
 
 def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: Path) -> None:
-    """Return over environment steps: a thin line per seed, the median of each arm; dotted, from the start."""
+    """Return over steps from the start, against the entropy, and from the plateau on. A line per seed, and medians."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.3, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(12.5, 4.6), layout="constrained")
+    start, plane, plateau = figure.subplots(1, 3, sharey=True)
+    sizes = dict(zip(map(str, SIZES), colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True))
 
-    def line(curves: list[Curve], start: float, colour: Any, style: str, label: str | None, seeds: bool = True) -> None:
-        windows = np.linspace(0, curves[0].steps[-1], 1 + round(48 * curves[0].steps[-1] / STEPS))
-        values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(windows)])
-        x = (start + (windows[:-1] + windows[1:]) / 2) / 1e6
-        if seeds:
-            axes.plot(x, values, color=colour, linewidth=0.6, alpha=0.5)
-        axes.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+    def windows(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Means over 48ths of the headline's steps. -> steps in millions, values"""
+        edges = np.linspace(0, curve.steps[-1], 1 + round(48 * curve.steps[-1] / STEPS))
+        return (edges[:-1] + edges[1:]) / 2e6, np.array([curve.mean(key, a, b) for a, b in itertools.pairwise(edges)])
 
-    line(before[f"{SMALL}"], 0, "#555555", "-", "64 environments, unchanged")
-    line(before["entropy"], 0, "#E69F00", ":", "entropy bonus × 5 from the start", seeds=False)
-    colours = ["#E69F00", "#D55E00", *colormaps["viridis"]([0.15, 0.5, 0.8])]
-    for (name, curves), colour in zip(branches.items(), colours, strict=True):
-        line(curves, HALF, colour, "-", f"from half on: {name}")
-    axes.axvline(HALF / 1e6, color="#888888", linewidth=1, linestyle=":")
-    axes.set_xlabel("million environment steps")
-    axes.set_ylabel("episode return")
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(linewidth=0.5, alpha=0.35)
-    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+    def line(panel: Any, curves: list[Curve], colour: Any, label: str, style: str = "-", after: float = 0.0) -> None:
+        x, _ = windows(curves[0], "returns")
+        values = np.array([windows(c, "returns")[1] for c in curves]).T
+        panel.plot(x + after / 1e6, values, color=colour, linewidth=0.6, alpha=0.4)
+        panel.plot(x + after / 1e6, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+
+    for size, colour in sizes.items():
+        line(start, before[size], colour, f"{int(size):,} environments")
+        for curve in before[size]:
+            plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], color=colour, linewidth=1)
+    line(start, before["entropy"], "#E69F00", f"{BONUS}, 64", "--")
+    for curve in before["entropy"]:
+        plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], "--", color="#E69F00", linewidth=1)
+    line(plateau, before[f"{SMALL}"], sizes[f"{SMALL}"], UNCHANGED)
+    line(plateau, before["branch"], sizes[f"{LARGE}"], "4,096 environments", after=HALF)
+    styles = ("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#888888")
+    for (name, curves), colour in zip(branches.items(), styles, strict=True):
+        line(plateau, curves, colour, name, "--" if name == BONUS_LARGE else "-", after=HALF)
+    plateau.set_xlim(left=0.9 * HALF / 1e6)
+    plane.invert_xaxis()
+    titles = ("from the start", "return against entropy, from the start", "policies of 64 environments, from half on")
+    for panel, title in zip((start, plane, plateau), titles, strict=True):
+        panel.set_title(title, fontsize=11)
+        panel.set_xlabel("entropy of the policy (nats)" if panel is plane else "million environment steps")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(linewidth=0.5, alpha=0.35)
+    start.set_ylabel("episode return")
+    start.set_ylim(0, 40)
+    for panel in (start, plateau):
+        panel.legend(frameon=False, fontsize=8.5, loc="upper left")
     figure.savefig(out, dpi=110)
 
 
@@ -162,7 +178,7 @@ def main(
         out: The file to write; the picture lies beside it.
     """
     runs, needed = cells(), headline.cells()
-    before = {name: needed[name] for name in (f"{SMALL}", *{start for *_, start in ARMS.values()})}
+    before = {name: needed[name] for name in (*map(str, SIZES), "branch", *sorted({x for *_, x in ARMS.values()}))}
     second = again()
     everything = [run for found in (runs, before, second) for of_one in found.values() for run in of_one]
     everything = grid.with_sources(everything)

@@ -92,7 +92,8 @@ def flat(level, steps=headline.HALF):
 def stuck_ones(**levels):
     """Unchanged 6; from the start the bonus has 16 (12 more environments: 18), the inner loop 14, epsilon 8."""
     before = {"64": flat(6, headline.STEPS), "entropy": flat(16), "entropy, 4096": flat(18), "tuned": flat(14)}
-    return {name: flat(levels.get(name, 6)) for name in stuck.ARMS}, before | {"eps": flat(8)}
+    before |= {"eps": flat(8), "512": flat(18, headline.STEPS), "4096": flat(24, headline.STEPS), "branch": flat(6)}
+    return {name: flat(levels.get(name, 6)) for name in stuck.ARMS}, before
 
 
 def test_an_arm_frees_if_it_brings_more_than_half_of_what_it_brings_from_the_start(tmp_path):
