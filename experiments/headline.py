@@ -192,43 +192,49 @@ def predictions_of(arms: dict, gains: dict) -> dict[str, bool]:
 
 
 def draw(curves: dict[str, list[Curve]], out: Path) -> None:
-    """Return, fresh gain and fresh / own over environment steps: a thin line per seed, the median of each size. The
-    first panel also has 64 environments with the entropy bonus, and the branch."""
+    """Return, fresh gain, and the return of the arms over environment steps: a thin line per seed, and medians."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots(1, 3)
+    axes[2].sharey(axes[0])
     windows = np.linspace(0, STEPS, 49)
     x = (windows[:-1] + windows[1:]) / 2e6
 
-    def table(of: str, key: str, start: float = 0) -> np.ndarray:
-        """Means per window, NaN after the run's end. start: the steps at which the run begins. -> [windows, seeds]."""
+    def line(panel: Any, of: str, key: str, colour: Any, label: str, style: str = "-", start: float = 0) -> None:
+        """Means per window, up to the run's end. start: the steps at which it begins."""
         rows = [(a - start, b - start) for a, b in itertools.pairwise(windows)]
         mean = lambda c, a, b: c.mean(key, a, b) if a >= 0 and b <= c.steps[-1] else np.nan  # noqa: E731
-        return np.array([[mean(c, a, b) for c in curves[of]] for a, b in rows])
-
-    def line(panel: Any, values: np.ndarray, colour: Any, label: str, style: str = "-") -> None:
+        values = np.array([[mean(c, a, b) for c in curves[of]] for a, b in rows])
         panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.5)
         panel.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
 
     for size, colour in zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True):
-        returns, own, fresh = (table(f"{size}", key) for key in ("returns", "own", "fresh"))
-        for panel, values in zip(axes, (returns, fresh, fresh / own), strict=True):
-            line(panel, values, colour, f"{size:,} environments")
-    line(axes[0], table("entropy", "returns"), "#E69F00", "64, entropy bonus × 5", "--")
-    line(axes[0], table("tuned", "returns"), "#56B4E9", "64, inner loop for 64", "--")
-    line(axes[0], table("branch", "returns", HALF), "#D55E00", "64, then 4,096 from half on", ":")
-    titles = ("episode return", "gain of an update on fresh transitions", "fresh gain / own gain")
+        line(axes[0], f"{size}", "returns", colour, f"{size:,} environments")
+        line(axes[1], f"{size}", "fresh", colour, f"{size:,} environments")
+        line(axes[2], BONUS[f"{size}"], "returns", colour, f"{size:,}, entropy bonus × 5")
+    line(axes[0], "branch", "returns", "#D55E00", "64, then 4,096 from half on", ":", HALF)
+    for arm, colour, label in (
+        ("tuned", "#56B4E9", "inner loop for 64"),
+        ("eps", "#E69F00", "ε ÷ 4"),
+        ("com", "#888888", "COM 32"),
+    ):
+        line(axes[2], arm, "returns", colour, f"64, {label}", "--")
+    titles = (
+        "episode return",
+        "gain on fresh transitions (linear within ± 0.001)",
+        "episode return, for half of the steps",
+    )
     for panel, title in zip(axes, titles, strict=True):
         panel.set_title(title, fontsize=11)
         panel.set_xlabel("million environment steps")
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(linewidth=0.5, alpha=0.35)
     axes[1].set_yscale("symlog", linthresh=1e-3)
-    axes[2].set_ylim(-0.6, 1.1)
     axes[0].set_ylim(0, 42)
-    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    for panel in (axes[0], axes[2]):
+        panel.legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
 
 

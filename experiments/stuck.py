@@ -157,7 +157,7 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(linewidth=0.5, alpha=0.35)
     start.set_ylabel("episode return")
-    start.set_ylim(0, 40)
+    start.set_ylim(0, 36)
     for panel in (start, plateau):
         panel.legend(frameon=False, fontsize=8.5, loc="upper left")
     figure.savefig(out, dpi=110)
