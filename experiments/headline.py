@@ -263,7 +263,7 @@ def main(
     print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
     if not table:
         facts = {"command": "python -m experiments.headline", "date": f"{datetime.date.today()}"}
-        rules = ("## The headline: Breakout", "## The headline, continued")
+        rules = ("## The headline: Breakout", "## The headline, continued: is it more")
         committed = {
             title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules
         }
