@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from experiments import paper_a
-from experiments.data import Data, Figure, axis, performance, register
+from experiments.data import Data, Figure, axis, register
 from experiments.grid import Cell, named
-from experiments.pictures import Picture
-from experiments.sfl import compare, joined, over_seeds
+from experiments.pictures import Line, Picture
+from experiments.sfl import compare, over_seeds
 from experiments.verdicts import Check
 
 CITATION = paper_a.CITATION
@@ -130,16 +130,27 @@ def show_minibatches(d: Data, cells: Cells) -> tuple[Picture, list[Check]]:
             for what, statistic in (("mean", whole), ("final", d.final)):
                 sizes = (over_seeds(statistic, of(script, envs, how)) for how in (FIXED, GROWING))
                 checks.append(compare(f"{what} score, {script}, {envs} environments, fixed less 4 N", *sizes))
+    names = {FIXED: f"minibatches of {d.p.size:,}", GROWING: "of 4 × environments"}
     panels = {
-        f"{envs} environments": [
-            line
-            for script in ("ppo", "sapg")
-            for how in ((FIXED, GROWING) if envs in large else (FIXED,))
-            for line in joined(
-                f"{script}.py, minibatches of {d.p.size if how == FIXED else 4 * envs}",
-                [d.curve(run, performance(d.p, run)) for run in of(script, envs, how)],
-            )
+        f"{script}.py": [
+            mean_line(d, name, [over_seeds(whole, of(script, envs, how)) for envs in d.p.envs])
+            for how, name in names.items()
         ]
-        for envs in d.p.envs
+        for script in ("ppo", "sapg")
     }
-    return Picture(panels, paper_a.STEPS, axis(d.p)), checks
+    shows = "Of the mean over the whole run, the mean over seeds and its 95 % bootstrap interval"
+    return Picture(panels, paper_a.ENVS, f"mean {axis(d.p)}", log_x=True, shows=shows), checks
+
+
+def mean_line(d: Data, label: str, scores: list[np.ndarray]) -> Line:
+    """Mean and percentile bootstrap interval over seeds for each N, as returns. A t-interval would go beyond what is
+    possible, because a seed solves the toy or does not."""
+    from scipy.stats import bootstrap
+
+    points = []
+    for values in scores:
+        several = len(values) > 1 and np.ptp(values) > 0
+        interval = bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval if several else None
+        points.append([np.mean(values), *(interval or (np.nan, np.nan))])
+    y = d.p.low + np.array(points) * (d.p.high - d.p.low)
+    return Line(label, np.array(d.p.envs, np.float64), y, "interval points")

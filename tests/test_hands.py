@@ -51,7 +51,7 @@ def test_the_verdict_is_that_of_the_scores(tmp_path, values, seeds, expected):
     data = write(tmp_path, scores(*values), seeds)
     picture, checks = hands.FIGURES["10"].show(data, hands.cells(LAPTOP))
     assert verdict(checks) == expected, "\n".join(map(str, checks))
-    assert [len(lines) for lines in picture.panels.values()] == [2, 4, 4]
+    assert [len(lines) for lines in picture.panels.values()] == [2, 2]
 
 
 def test_scores_are_of_all_n_at_which_the_sizes_differ(tmp_path):
