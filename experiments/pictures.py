@@ -135,7 +135,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
-            axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST))
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], _least(lines)))
         if picture.y_limits and np.isfinite(picture.y_limits).all():
             axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
@@ -150,6 +150,14 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         axes.axis("off")
         across = -(-len(named) // _legend_rows(list(named), columns))
         axes.legend(named.values(), named.keys(), loc="center", ncols=max(1, across), frameon=False, fontsize=10)
+
+
+def _least(lines: Sequence[Line]) -> float:
+    """Where a logarithmic axis of curves begins: a tenth of the least that one begins with, ends with or has for half
+    of the time. A run that collapsed, to 10^-16 say, is not to stretch it."""
+    medians = [np.nanmedian(line.y, 1) for line in lines if line.kind == "curve" and line.y.size]
+    typical = np.array([x for y in medians for x in (y[0], y[-1], np.nanmedian(y))])
+    return max(SMALLEST, 0.1 * min(typical[typical > SMALLEST], default=0.0))
 
 
 def _legend_rows(labels: Sequence[str], columns: int) -> int:
