@@ -141,6 +141,7 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
         panel.grid(linewidth=0.5, alpha=0.35)
         panel.invert_xaxis()
         panel.set_ylim(bottom=0)
+    panels[0].set_ylim(top=1.4 * panels[0].get_ylim()[1])  # room for the legend
     panels[0].set_ylabel("episode return")
     panels[0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.savefig(out, dpi=110)

@@ -21,7 +21,7 @@ import tyro
 from benchmarks.report import git
 from common.run import devices
 from common.run.tracking import say
-from experiments import grid, headline, verdicts
+from experiments import entropy, grid, headline, verdicts
 from experiments.headline import ABOVE, HALF, SEEDS, SIZES, STEPS, Curve, interval
 from figures import compact, rounded
 
@@ -34,7 +34,7 @@ ARMS: dict[str, tuple[int, dict[str, Any], str]] = {  # environments, flags, the
     "ε ÷ 4": (SMALL, {"clip_eps": 0.05}, "eps"),
 }
 BONUS, BONUS_LARGE = "entropy bonus × 5", "entropy bonus × 5, 4,096 environments"
-UNCHANGED = "unchanged"
+UNCHANGED, LONG = "unchanged", "rollouts 64 × as long"
 AGAIN = range(5, 15)  # seeds of the second experiment
 
 
@@ -136,13 +136,12 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
         panel.plot(x + after / 1e6, values, color=colour, linewidth=0.6, alpha=0.4)
         panel.plot(x + after / 1e6, np.median(values, 1), style, color=colour, linewidth=2, label=label)
 
-    for size, colour in sizes.items():
-        line(start, before[size], colour, f"{int(size):,} environments")
-        for curve in before[size]:
-            plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], color=colour, linewidth=1)
-    line(start, before["entropy"], "#E69F00", f"{BONUS}, 64", "--")
-    for curve in before["entropy"]:
-        plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], "--", color="#E69F00", linewidth=1)
+    shown = {size: (f"{int(size):,} environments", colour, "-") for size, colour in sizes.items()}
+    shown |= {LONG: (f"{SMALL}, {LONG}", "#D55E00", "--"), "entropy": (f"{SMALL}, {BONUS}", "#E69F00", "--")}
+    for name, (label, colour, style) in shown.items():
+        line(start, before[name], colour, label, style)
+        for curve in before[name]:
+            plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], style, color=colour, linewidth=1)
     line(plateau, before[f"{SMALL}"], sizes[f"{SMALL}"], UNCHANGED)
     line(plateau, before["branch"], sizes[f"{LARGE}"], "4,096 environments", after=HALF)
     styles = ("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#888888")
@@ -179,6 +178,7 @@ def main(
     """
     runs, needed = cells(), headline.cells()
     before = {name: needed[name] for name in (*map(str, SIZES), "branch", *sorted({x for *_, x in ARMS.values()}))}
+    before[LONG] = [entropy.cell((entropy.BREAKOUT, SMALL, entropy.LONGER[-1]), seed) for seed in SEEDS]
     second = again()
     everything = [run for found in (runs, before, second) for of_one in found.values() for run in of_one]
     everything = grid.with_sources(everything)

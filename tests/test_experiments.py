@@ -93,6 +93,7 @@ def stuck_ones(**levels):
     """Unchanged 6; from the start the bonus has 16 (12 more environments: 18), the inner loop 14, epsilon 8."""
     before = {"64": flat(6, headline.STEPS), "entropy": flat(16), "entropy, 4096": flat(18), "tuned": flat(14)}
     before |= {"eps": flat(8), "512": flat(18, headline.STEPS), "4096": flat(24, headline.STEPS), "branch": flat(6)}
+    before[stuck.LONG] = flat(22)
     return {name: flat(levels.get(name, 6)) for name in stuck.ARMS}, before
 
 
