@@ -129,7 +129,7 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
         for key, of_one in curves.items():
             if key[0] != game:
                 continue
-            style, colour = ("-", colours[key[1]]) if key[2] == SHORT else ("--", ["#D55E00", "#E69F00"][key[2] > 256])
+            style, colour = ("-", colours[key[1]]) if key[2] == SHORT else ("--", ["#56B4E9", "#0072B2"][key[2] > 256])
             for seed, curve in enumerate(of_one):
                 returns, entropy = windows(curve, STEPS[game])
                 label = f"{key[1]:,} environments × {key[2]:,} steps" if seed == 0 else None

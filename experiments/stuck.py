@@ -72,14 +72,16 @@ def judge(branches: dict[str, list[Curve]], before: dict[str, list[Curve]]) -> d
         bar = 0.5 * float(halfway(from_the_start) - halfway(f"{SMALL}"))
         checks.append(paired(ends, name, UNCHANGED, bar))
     checks.append(paired(ends, BONUS_LARGE, BONUS, 0.0))
-    entropy = {UNCHANGED: [c.mean("entropy", STEPS - 0.1 * HALF, STEPS) for c in before[f"{SMALL}"]]}
-    entropy |= {name: [c.mean("entropy", 0.9 * HALF, HALF) for c in curves] for name, curves in branches.items()}
+    kept = {UNCHANGED: [c.mean("entropy", STEPS - 0.1 * HALF, STEPS) for c in before[f"{SMALL}"]]}
+    kept |= {name: [c.mean("entropy", 0.9 * HALF, HALF) for c in curves] for name, curves in branches.items()}
     return {
         "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
         "return, last tenth": ends,
         "mean": {name: interval(values) for name, values in ends.items()},
         f"seeds above {ABOVE:g}": {name: sum(x > ABOVE for x in values) for name, values in ends.items()},
-        "entropy, last tenth": entropy,
+        "entropy, last tenth": kept,
+        "first million steps above it": {UNCHANGED: [left(c, HALF) for c in before[f"{SMALL}"]]}
+        | {name: [left(c, 0.0) for c in curves] for name, curves in branches.items()},
     }
 
 
@@ -117,7 +119,8 @@ def left(curve: Curve, start: float) -> int | None:
 
 
 def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: Path) -> None:
-    """Return over steps from the start, against the entropy, and from the plateau on. A line per seed, and medians."""
+    """Return over steps from the start, against the entropy, and from the plateau on: a line per seed, over steps also
+    medians."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -125,23 +128,21 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
     start, plane, plateau = figure.subplots(1, 3, sharey=True)
     sizes = dict(zip(map(str, SIZES), colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True))
 
-    def windows(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Means over 48ths of the headline's steps. -> steps in millions, values"""
-        edges = np.linspace(0, curve.steps[-1], 1 + round(48 * curve.steps[-1] / STEPS))
-        return (edges[:-1] + edges[1:]) / 2e6, np.array([curve.mean(key, a, b) for a, b in itertools.pairwise(edges)])
-
     def line(panel: Any, curves: list[Curve], colour: Any, label: str, style: str = "-", after: float = 0.0) -> None:
-        x, _ = windows(curves[0], "returns")
-        values = np.array([windows(c, "returns")[1] for c in curves]).T
-        panel.plot(x + after / 1e6, values, color=colour, linewidth=0.6, alpha=0.4)
-        panel.plot(x + after / 1e6, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+        """Means over 48ths of the headline's steps."""
+        edges = np.linspace(0, curves[0].steps[-1], 1 + round(48 * curves[0].steps[-1] / STEPS))
+        values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
+        x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
+        panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
+        panel.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
 
     shown = {size: (f"{int(size):,} environments", colour, "-") for size, colour in sizes.items()}
-    shown |= {LONG: (f"{SMALL}, {LONG}", "#D55E00", "--"), "entropy": (f"{SMALL}, {BONUS}", "#E69F00", "--")}
+    shown |= {LONG: (f"{SMALL}, {LONG}", "#0072B2", "--"), "entropy": (f"{SMALL}, {BONUS}", "#E69F00", "--")}
     for name, (label, colour, style) in shown.items():
         line(start, before[name], colour, label, style)
         for curve in before[name]:
-            plane.plot(windows(curve, "entropy")[1], windows(curve, "returns")[1], style, color=colour, linewidth=1)
+            returns, kept = entropy.windows(curve, STEPS)
+            plane.plot(kept, returns, style, color=colour, linewidth=0.8, alpha=0.8)
     line(plateau, before[f"{SMALL}"], sizes[f"{SMALL}"], UNCHANGED)
     line(plateau, before["branch"], sizes[f"{LARGE}"], "4,096 environments", after=HALF)
     styles = ("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#888888")
@@ -149,7 +150,11 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
         line(plateau, curves, colour, name, "--" if name == BONUS_LARGE else "-", after=HALF)
     plateau.set_xlim(left=0.9 * HALF / 1e6)
     plane.invert_xaxis()
-    titles = ("from the start", "return against entropy, from the start", "policies of 64 environments, from half on")
+    titles = (
+        "from the start",
+        "from the start: certain policies at the right",
+        "policies of 64 environments, from half on",
+    )
     for panel, title in zip((start, plane, plateau), titles, strict=True):
         panel.set_title(title, fontsize=11)
         panel.set_xlabel("entropy of the policy (nats)" if panel is plane else "million environment steps")

@@ -108,6 +108,8 @@ def test_an_arm_frees_if_it_brings_more_than_half_of_what_it_brings_from_the_sta
     assert [check["estimate"] for check in found["checks"]] == pytest.approx([6, 0, 5, 3.9, 1.1, -1])
     assert found["seeds above 7"] == {"unchanged": 0, few: 5, "entropy bonus × 25": 0, many: 5, loop: 5, "ε ÷ 4": 5}
     assert found["entropy, last tenth"][few] == pytest.approx([0.2] * 5)
+    assert found["first million steps above it"][few] == [1] * 5
+    assert found["first million steps above it"]["unchanged"] == [None] * 5
     stuck.draw(branches, before, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 

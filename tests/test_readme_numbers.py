@@ -64,43 +64,79 @@ def doctor():
 
 
 def headline():
-    found = read("headline")
+    found, at_level = read("headline"), read("entropy")["entropy when the return first reaches the level"]
     late, half = found["return, last tenth"], found["return, last tenth of the first half"]
-    gains = found["gains"]
-    for n in ("64", "512", "4096"):
-        mean = np.mean(gains[n]["own, 1M to 2M"])
-        yield f"| {int(n):,} | {spread(late[n], 1)} | {spread(gains[n]['fresh, 1M to 2M'], 5)} | {mean:.4f} |"
-    yield f"4,096 end {between(found['largest minus middle'])} above 512"
-    yield f"64 environments reach {np.mean(half['entropy']):.1f} in half of the steps"
-    more = between(found["arm minus the smallest, at half"]["entropy"])
-    yield f"they had {np.mean(half['64']):.1f} without it: {more} more"
-    yield f"512 environments end at {np.mean(late['512']):.1f}, and 64 at {np.mean(late['64']):.1f}"
-    still = sorted(x for x, stands in zip(late["64"], found["stands still, of each seed"]["64"], strict=True) if stands)
-    assert len(still) == 3
-    yield f"Three of five seeds are still on the plateau after 25M steps, at {still[0]:.1f} to {still[-1]:.1f}"
+    ends = read("entropy")["return, last tenth"]
+    for n in (64, 512, 4096):
+        kept = spread(at_level[f"Breakout, {n} × 32"], 2)
+        yield f"| {n:,} × 32 | {spread(half[str(n)], 1)} | {spread(late[str(n)], 1)} | {kept} |"
+    for steps in (256, 2048):
+        run = f"Breakout, 64 × {steps}"
+        yield f"| 64 × {steps:,} | {spread(ends[run], 1)} | | {spread(at_level[run], 2)} |"
+    few, many = (at_level[f"Breakout, {n} × 32"] for n in (64, 4096))
+    yield f"have {min(few):.2f} to {max(few):.2f} nats of it left, those of 4,096 {min(many):.2f} to {max(many):.2f}"
+    long = np.mean(ends["Breakout, 64 × 2048"])
+    yield f"it is at {np.mean(half['4096']):.0f} half-way and ends at {np.mean(late['4096']):.0f}"
+    yield f"64 environments whose rollouts are 64 times as long are at {long:.0f} half-way"
+    yield f"a random policy has {np.log(3):.2f}"  # three actions
+    still = [x for x, stands in zip(late["64"], found["stands still, of each seed"]["64"], strict=True) if stands]
+    assert len(still) == 3 and max(still) < 7
     left = [first - 1 for first in found["first million steps above 7.0, of each seed"]["64"] if first]
-    yield "two leave it after {}M and {}M".format(*sorted(left))
-    assert [found["stands still, of each seed"]["64"][i] for i in (0, 1, 2)] == [True] * 3
+    yield "and two leave after {}M and {}M".format(*sorted(left))
+    yield f"512 environments end at {np.mean(late['512']):.1f}, and 64 at {np.mean(late['64']):.1f}"
     growth = [100 * x for x in found["growth from third to last quarter"]["4096"]]
-    yield "4,096 grow by only {:.0f} % ({:.0f} to {:.0f}) in their last quarter".format(*growth)
-    arms = found["arm minus the smallest, at half"]
-    yield f"by then: {np.mean(half['tuned']):.1f}, {between(arms['tuned'])} more"
-    yield f"a quarter of ε: {between(arms['eps'])} more"
-    assert [sum(x > 7 for x in half[name]) for name in ("tuned", "eps", "com", "entropy")] == [4, 4, 0, 5]
-    assert abs(arms["com"][0]) < 0.5
-    assert all(low <= 0 for _, low, _ in (headline_interval(gains[n]["fresh, last half"]) for n in late))
-    yield f"no longer above 512 ({np.mean(half['entropy, 4096']):.1f} and {np.mean(half['entropy, 512']):.1f})"
-    yield f"get 4,096 at half of their run stay where they are: {spread(found['branch, last tenth'], 1)} at the end"
-    with_bonus, many, few = (np.mean(half[name]) for name in ("entropy", "4096", "64"))
-    yield f"they have {with_bonus:.1f}, where 4,096 have {many:.1f} and 64 without it {few:.1f}"
-    stuck, many = sorted(found["entropy, last half"]["64"][:3]), np.mean(found["entropy, last half"]["4096"])
-    yield f"entropy is {stuck[0]:.2f} to {stuck[-1]:.2f} in the three seeds that are stuck"
-    yield f"with 4,096 environments {many:.2f}"
-    more = found["with five times the entropy bonus, at half, less the smallest"]["4096"]
-    yield f"With the bonus 4,096 are still {between(more)} above 64"
-    fresh, own = (np.mean(gains["4096"][f"{kind}, 1M to 2M"]) for kind in ("fresh", "own"))
-    assert 0.75 < fresh / own < 0.85
-    yield "four fifths of one with 4,096"
+    yield "they grow by only {:.0f} % ({:.0f} to {:.0f}) in their last quarter".format(*growth)
+    assert all(low <= 0 for _, low, _ in (interval(found["gains"][n]["fresh, last half"]) for n in late))
+
+
+def entropy():
+    found = read("entropy")
+    kept, ends = found["entropy when the return first reaches the level"], found["return, last tenth"]
+    at = lambda game: [f"{np.mean(kept[f'{game}, {n} × 32']):.2f}" for n in (64, 512, 4096)]  # noqa: E731
+    yield "have {}, {} and {} nats left, and {}, {} and {}".format(*at("SpaceInvaders"), *at("Asterix"))
+    outcomes = {kind: [check["outcome"] for check in checks] for kind, checks in found["checks"].items()}
+    for kind in ("more environments", "more data of 64 environments", "return with more data of 64 environments"):
+        assert set(outcomes[kind]) == {"holds"}
+    assert "holds" not in outcomes["more environments with as much data"]
+    told = [
+        [-c["estimate"], -c["high"], -c["low"]]
+        for c in found["checks"]["return with more environments with as much data"]
+    ]
+    shown = "({:.1f}, {:.1f} to {:.1f}, and {:.1f}, {:.1f} to {:.1f}, in favour of the long rollouts)"
+    yield minus(shown.format(*told[1], *told[0]))
+    few, many = (spread(ends[f"SpaceInvaders, {n} × 32"], 0) for n in (64, 4096))
+    yield f"64 environments have a return of {few}, 4,096 have {many}"
+    few, many = (spread(ends[f"Asterix, {n} × 32"], 1) for n in (64, 4096))
+    yield f"On Asterix they have {few} and {many}"
+
+
+def stuck():
+    """What frees from the start, and what on the plateau."""
+    found, before = read("stuck"), read("headline")
+    start = before["return, last tenth of the first half"]
+    branch = before["branch, last tenth"]
+    after = found["return, last tenth"] | {"4,096 environments": branch}
+    bonus, loop = "entropy bonus × 5", "inner loop for 64"
+    rows = {
+        "unchanged": ("64", "unchanged"),
+        bonus: ("entropy", bonus),
+        "4,096 environments": ("4096", "4,096 environments"),
+        "bonus × 5 and 4,096 environments": ("entropy, 4096", f"{bonus}, 4,096 environments"),
+        f"{loop}: minibatches of 256, learning rate 3·10⁻⁴": ("tuned", loop),
+        "a quarter of the clip range: `--clip-eps 0.05`": ("eps", "ε ÷ 4"),
+    }
+    for row, (early, late) in rows.items():
+        above = sum(x > 7 for x in after[late])
+        yield f"| {row} | {spread(start[early], 1)} | {spread(after[late], 1)} | {above} |"
+    assert [sum(x > 7 for x in after[late]) for _, late in rows.values()] == [2, 5, 0, 4, 1, 0]
+    assert [check["outcome"] for check in found["checks"]][3:5] == ["does not hold"] * 2  # the inner loop, epsilon
+    more, long = after["entropy bonus × 25"], read("entropy")["return, last tenth"]["Breakout, 64 × 2048"]
+    yield f"| entropy bonus × 25 | not tried | {spread(more, 1)} | {sum(x > 7 for x in more)} |"
+    yield f"| rollouts 64 times as long: `--num-steps 2048` | {spread(long, 1)} | not tried | |"
+    better = [np.mean(x) - np.mean(after[bonus]) for x in (start["4096"], long)]
+    assert min(better) > 5.5 and max(better) < 7.5
+    first = found["first million steps above it"]
+    assert (min(first[bonus]), max(first[bonus])) == (3, 10)  # after 2M to 9M steps
 
 
 def spread(values, digits):
@@ -109,14 +145,9 @@ def spread(values, digits):
     return minus(f"{np.mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})")
 
 
-def headline_interval(values):
+def interval(values):
     low, high = stats.ttest_1samp(values, 0).confidence_interval()
     return np.mean(values), low, high
-
-
-def between(estimate_low_high, digits=1):
-    estimate, low, high = estimate_low_high
-    return minus(f"{estimate:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})")
 
 
 def minus(text):
@@ -275,7 +306,7 @@ def speed():
 
 CLAIMS = [
     text
-    for source in (first_runs, headline, doctor, tally, million, breakout, paper_b, levels, speed)
+    for source in (first_runs, headline, entropy, stuck, doctor, tally, million, breakout, paper_b, levels, speed)
     for text in source()
 ]
 
@@ -297,30 +328,38 @@ def test_what_the_results_say_is_in_the_readme(claim):
 # What sentences with numbers say that is not computed above.
 NOT_COMPUTED = {
     # Said again in words; the numbers are computed elsewhere on the page.
-    "With 64 environments it gets stuck near a return of 6": "below",
     "With 4,096, the same minibatch size": "below",
     "ends at 24": "below",
-    "64 environments with five times the entropy bonus do not get stuck": "below",
-    "stay so when they get 4,096": "below",
     "Of one of the runs above with 64 environments": "what follows is the doctor's output",
     "creeps up by 0.2 in 20M steps": "the doctor's picture of this run",
     "after 25M steps": "the headline's budget",
     "above, 0.0032 is that of a plateau": "the doctor's output above",
     "one on Pendulum-v1 has 16": "results/fig_2c.png",
-    "Between 1M and 2M steps, fresh transitions confirm next to nothing of an update with 64 environments": "the table",
-    "there 64 already stand still, and 4,096 are still climbing from below": "results/headline.png",
-    "fresh transitions is not above 0, that 64 environments stay there": "experiments/PREREGISTERED.md",
     "goes on when it gets 4,096": "experiments/PREREGISTERED.md",
-    "Policies of 64 environments that": "the same",
-    "With five times the entropy bonus from the start 64 environments": "the same",
-    "inner loop made for 64 environments (minibatches of 256, learning rate 3·10⁻⁴)": "experiments/headline.py",
-    "it is 0 within its error for all sizes": "computed in headline()",
+    "With 64, three of five seeds stay near a return of 6 for 25M steps": "computed in headline()",
+    "that gain is 0 within its error also for sizes that climb": "computed in headline()",
+    "4,096 environments flatten, too, at four times the plateau": "results/headline.json",
+    "on fresh transitions is not above 0": "experiments/PREREGISTERED.md",
+    "Right: five policies of 64 environments, changed half-way": "experiments/stuck.py",
+    "after 2M to 9M steps": "computed in stuck()",
+    "With 4,096 environments, with a quarter of the clip range (ε ÷ 4)": "computed in stuck()",
+    "inner loop for 64": "a name",
+    "the entropy at 5 does not say who gets stuck: with 0.3 to 0.4 nats": "experiments/PREREGISTERED.md",
+    "a centre of mass of 32": "the same",
+    "512 environments go on after up to 14M steps": "docs/headline.md",
+    "and 64 with the bonus within 4M": "docs/headline.md",
+    "for the same 12.6M steps": "experiments/headline.py",
+    "end 6 to 7 above stuck policies": "computed in stuck()",
     # The size of an experiment.
-    "Means and 95 % intervals over five seeds": "experiments/headline.py",
+    "with settings that were made for 2,048 environments": "the default of --num-envs",
+    "When the return first reaches 5, policies of 64": "the same",
+    "64, 512 and 4,096 environments": "the same",
+    "64 environments with rollouts that are 8 or 64 times as long keep as much entropy as 512 and 4,096": "the same",
+    "After 8.4M steps of SpaceInvaders": "the same",
+    "Means over five seeds; brackets are 95 % intervals": "experiments/headline.py",
     "minibatches of 2,048, learning rate 10⁻³": "defaults of ppo.py",
     "At the end of 2.1M steps": "experiments/paper_a_runs.py",
     "with sticky actions, 64 environments, five seeds": "the same",
-    "A centre of mass of 32 in PPO-EWMA": "experiments/headline.py",
     "(The best ε, 0.02, was not tried": "experiments/exploration.py",
     "from 8 to 512 after a million steps ended far below one that had 512": "figure 3a",
     "64 environments × 4 steps beat 8 × 32": "experiments/paper_b_runs.py",
