@@ -85,7 +85,7 @@ def judge(curves: Mapping[Key, Sequence[Curve]]) -> dict[str, Any]:
     rollouts = [(BREAKOUT, small, num_steps) for num_steps in (SHORT, *LONGER)]
     data = [less("entropy", found, b, a, 0.0) for a, b in itertools.pairwise(rollouts)]
     as_large = [((BREAKOUT, n, SHORT), key) for n, key in zip(SIZES[1:], rollouts[1:], strict=True)]
-    envs = [less("entropy", found, many, few, 0.0) for many, few in as_large]
+    envs = [less("entropy", found, many, few, None) for many, few in as_large]
     gain = [less("return", ends, rollouts[-1], rollouts[0], 0.0)]
     reported = [less("return", ends, many, few, None) for many, few in as_large]
     name = lambda keyed: {spelled(key): value for key, value in keyed.items()}  # noqa: E731
@@ -118,7 +118,7 @@ def less(what: str, values: Mapping[Key, list[float]], a: Key, b: Key, above: fl
 
 
 def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
-    """Return against entropy, a panel for each game: every run's path, from high entropy on the right to low."""
+    """Return against entropy, a panel for each game: every run's path, from much entropy at the left to little."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
