@@ -8,11 +8,8 @@ chance. On Breakout they are those of experiments/headline.py, and there are rol
 environments. The rules are in experiments/PREREGISTERED.md.
 """
 
-import datetime
 import itertools
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.report import git
-from common.run import devices
 from common.run.tracking import say
 from experiments import grid, headline, verdicts
 from experiments.headline import HALF, SEEDS, SIZES, Curve
@@ -163,21 +158,14 @@ def main(
     """
     runs = cells()
     everything = [run for of_one in runs.values() for run in of_one]
-    if dry_run:
-        missing = [run for run in everything if grid.state(run, runs_dir) != "finished"]
-        print("\n".join(grid.paste(run, runs_dir) for run in missing))
+    if not grid.made(everything, runs_dir, jobs, say, dry_run):
         return
-    if failed := grid.run_missing(everything, runs_dir, jobs, say):
-        raise SystemExit("\n".join(failed))
     curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
     found = judge(curves)
     print(json.dumps(rounded(found), indent=1))
-    command, title = ["python", "-m", "experiments.entropy", *sys.argv[1:]], "## What few environments lose"
-    facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}", "machine": devices.machine()}
-    rules = git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md")
-    facts |= {"git_commit": git("rev-parse", "HEAD"), "rules were committed in": rules}
-    facts |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
-    out.write_text(compact(json.dumps(rounded(facts | found), indent=1)) + "\n")
+    how = headline.facts("entropy", "## What few environments lose")
+    how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
+    out.write_text(compact(json.dumps(rounded(how | found), indent=1)) + "\n")
     draw(curves, out.with_suffix(".png"))
 
 

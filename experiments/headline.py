@@ -10,6 +10,8 @@ on Breakout-MinAtar with sticky actions, except for what ARMS says.
 import datetime
 import itertools
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,6 +240,14 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
+def facts(module: str, *rules: str) -> dict[str, Any]:
+    """How a result was made. rules: the headings of what was fixed before in experiments/PREREGISTERED.md."""
+    committed = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules}
+    command = shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
+    where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
+    return {"command": command, "date": f"{datetime.date.today()}"} | where | {"rules were committed in": committed}
+
+
 def main(
     runs_dir: Path = Path("runs/headline"),
     jobs: int = 2,
@@ -262,14 +272,9 @@ def main(
     found = judge(curves)
     print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
     if not table:
-        facts = {"command": "python -m experiments.headline", "date": f"{datetime.date.today()}"}
-        rules = ("## The headline: Breakout", "## The headline, continued: is it more")
-        committed = {
-            title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules
-        }
-        facts |= {"machine": devices.machine(), "rules were committed in": committed}
-        facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
-        out.write_text(json.dumps(facts | found, indent=1) + "\n")
+        how = facts("headline", "## The headline: Breakout", "## The headline, continued: is it more")
+        how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
+        out.write_text(json.dumps(how | found, indent=1) + "\n")
         draw(curves, out.with_suffix(".png"))
 
 

@@ -7,19 +7,14 @@ The policies are those of 64 environments in experiments/headline.py, at half of
 Then the entropy bonus once more, on ten other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
-import datetime
 import itertools
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
-from benchmarks.report import git
-from common.run import devices
 from common.run.tracking import say
 from experiments import entropy, grid, headline, verdicts
 from experiments.headline import ABOVE, HALF, SEEDS, SIZES, STEPS, Curve, interval
@@ -186,26 +181,17 @@ def main(
     before[LONG] = [entropy.cell((entropy.BREAKOUT, SMALL, entropy.LONGER[-1]), seed) for seed in SEEDS]
     second = again()
     everything = [run for found in (runs, before, second) for of_one in found.values() for run in of_one]
-    everything = grid.with_sources(everything)
-    if dry_run:
-        missing = [run for run in everything if grid.state(run, runs_dir) != "finished"]
-        print("\n".join(grid.paste(run, runs_dir) for run in missing))
+    if not grid.made(everything, runs_dir, jobs, say, dry_run):
         return
-    if failed := grid.run_missing(everything, runs_dir, jobs, say):
-        raise SystemExit("\n".join(failed))
     branches, earlier, later = (
         {name: [headline.curve(runs_dir / run.name) for run in of_one] for name, of_one in found.items()}
         for found in (runs, before, second)
     )
     found = judge(branches, earlier) | {"again, on other seeds": judge_again(*later.values())}
     print(json.dumps(rounded(found), indent=1))
-    command = ["python", "-m", "experiments.stuck", *sys.argv[1:]]
-    facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}", "machine": devices.machine()}
-    titles = ("## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
-    rules = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in titles}
-    facts |= {"git_commit": git("rev-parse", "HEAD"), "rules were committed in": rules}
-    facts |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
-    out.write_text(compact(json.dumps(rounded(facts | found), indent=1)) + "\n")
+    how = headline.facts("stuck", "## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
+    how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
+    out.write_text(compact(json.dumps(rounded(how | found), indent=1)) + "\n")
     draw(branches, earlier, out.with_suffix(".png"))
 
 
