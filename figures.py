@@ -33,19 +33,39 @@ from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import grid, hands, paper_a, paper_a_runs, paper_b, paper_b_runs, pictures, scores, sfl, sfl_runs
+from experiments import (
+    exploration_rnd,
+    grid,
+    hands,
+    paper_a,
+    paper_a_runs,
+    paper_b,
+    paper_b_runs,
+    pictures,
+    results,
+    scores,
+    sfl,
+    sfl_runs,
+)
 from experiments.data import Data, performance
 from experiments.verdicts import OUTCOMES, Outcome, together, verdict
 
-PRESETS = {  # sfl and hands are in paper A
+PRESETS = {  # sfl and hands are in paper A, exploration_rnd in paper B
     paper_a: paper_a_runs.PRESETS,
     sfl: sfl_runs.PRESETS,
     hands: hands.PRESETS,
     paper_b: paper_b_runs.PRESETS,
+    exploration_rnd: exploration_rnd.PRESETS,
 }
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
 ON_CPUS = ("laptop", "breakout", "atari-mini")  # presets
-PARTS = {paper_a: "paper A, PPO and gradient descent", sfl: "paper A, SFL", hands: "paper A, SAPG", paper_b: "paper B"}
+PARTS = {
+    paper_a: "paper A, PPO and gradient descent",
+    sfl: "paper A, SFL",
+    hands: "paper A, SAPG",
+    paper_b: "paper B",
+    exploration_rnd: "paper B, RND",
+}
 
 
 def in_order(name: str) -> tuple:
@@ -224,7 +244,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "drawn_last": last_points(shown),
         "runs": {str(key): describe(data, cell, folder) for key, cell in cells.items()},
     }
-    out.with_name(out.name + ".json").write_text(compact(json.dumps(rounded(summary), indent=1)) + "\n")
+    results.write(out.with_name(out.name + ".json"), summary)
     print(f"figure {name}: {found} ({out}.png)")
     for check in checks:
         print(f"  {check}")
@@ -276,26 +296,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     }
 
 
-def rounded(value: Any, digits: int = 4) -> Any:
-    """Prepares a value for JSON: rounds to so many digits and turns what is not finite into null. Samples keep two
-    more, so that what is computed from them is right to four."""
-    if isinstance(value, dict):
-        return {str(k): rounded(v, 6 if k == "samples" else digits) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(v, digits) for v in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return rounded(value.tolist(), digits)
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
-    return value
-
-
-def compact(text: str) -> str:
-    """Puts each list of numbers in indented JSON on one line."""
-    return re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
-
-
-def tally(preset: str, results: Path) -> str:
+def tally(preset: str, folder: Path) -> str:
     """Returns a table of how many claims have which verdict. Figures that check the same claim on the same runs count
     once, by what their checks say together."""
     verdicts = (*OUTCOMES, "not run")
@@ -305,16 +306,16 @@ def tally(preset: str, results: Path) -> str:
             continue
         claims: dict[str, list[Outcome]] = {}
         for name, figure in paper.FIGURES.items():
-            claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, results)]))
+            claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, folder)]))
         counts = Counter(together(found) if found else "not run" for found in claims.values())
         cells = [label, len(paper.FIGURES), len(claims), *(counts[found] for found in verdicts)]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
 
 
-def verdict_of(name: str, preset: str, results: Path) -> Outcome | None:
+def verdict_of(name: str, preset: str, folder: Path) -> Outcome | None:
     """Reads a figure's verdict, if it has been drawn."""
-    path = output(name, Args((name,), preset=preset, results_dir=str(results)))
+    path = output(name, Args((name,), preset=preset, results_dir=str(folder)))
     try:
         return json.loads(path.with_name(path.name + ".json").read_text())["verdict"]
     except (OSError, ValueError, KeyError):

@@ -18,9 +18,8 @@ import numpy as np
 import tyro
 
 from common.run.tracking import say
-from experiments import grid, headline, verdicts
+from experiments import grid, headline, results, verdicts
 from experiments.headline import HALF, SEEDS, SIZES, Curve
-from figures import compact, rounded
 
 BREAKOUT = "Breakout"
 LEVELS = {BREAKOUT: 5.0, "SpaceInvaders": 24.0, "Asterix": 1.4}  # returns: below the plateau; a quarter of score 1
@@ -162,10 +161,10 @@ def main(
         return
     curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
     found = judge(curves)
-    print(json.dumps(rounded(found), indent=1))
-    how = headline.facts("entropy", "## What few environments lose")
+    print(json.dumps(results.rounded(found), indent=1))
+    how = results.facts("entropy", "## What few environments lose")
     how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
-    out.write_text(compact(json.dumps(rounded(how | found), indent=1)) + "\n")
+    results.write(out, how | found)
     draw(curves, out.with_suffix(".png"))
 
 

@@ -6,24 +6,17 @@ The runs are those of figures 1a and 5b with --preset breakout, and the same wit
 is in experiments/PREREGISTERED.md.
 """
 
-import datetime
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from benchmarks.report import git
-from common.run import devices
 from common.run.tracking import say
-from experiments import grid
+from experiments import grid, results
 from experiments.data import Data
 from experiments.paper_a import MARGIN
 from experiments.paper_a_runs import PRESETS, cell
 from experiments.verdicts import difference
-from figures import compact, rounded
 
 BONUS = 0.05  # ppo.py's default is 0.01
 PRESET = PRESETS["breakout"]
@@ -77,12 +70,9 @@ def main(
         ends = (data.final(runs[name, weak, bonus]) for bonus in (True, False))
         checks.append(difference(what, *ends))
     print("\n".join(map(str, checks)))
-    command = ["python", "-m", "experiments.exploration", *sys.argv[1:]]
-    facts = {"command": shlex.join(command), "date": f"{datetime.date.today()}"}
-    facts |= {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
     told = [check._asdict() | {"outcome": check.outcome} for check in checks]
-    text = json.dumps(rounded(facts | {"checks": told, "runs": found}), indent=1)
-    out.write_text(compact(text) + "\n")
+    how = results.facts("exploration", "## Is the plateau of too large a step")
+    results.write(out, how | {"checks": told, "runs": found})
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """Does random network distillation find a reward that PPO does not find, and do more environments help it to?
 
     python -m experiments.exploration_rnd           # makes the missing runs, then results/exploration_rnd.json
-    python -m experiments.exploration_rnd --dry-run # prints the six commands
+    python -m experiments.exploration_rnd --dry-run # prints the missing commands
+    python figures.py B16                           # figure 16 of paper B, from the same runs
 
-A key, a locked door and a goal in a small world, made anew for each episode, which ends after 100 steps: random play
-reached the goal in one of 6,144 of them. The rules are in experiments/PREREGISTERED.md. It needs
+On a laptop: a key, a locked door and a goal in a small world, made anew for each episode, which ends after 100 steps.
+Random play reached the goal in one of 6,144 of them. The rules are in experiments/PREREGISTERED.md. It needs
 requirements-xminigrid.txt.
 """
 
-import datetime
 import importlib
 import itertools
 import json
-import shlex
-import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +22,105 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from benchmarks.report import git
 from common import envs
-from common.run import devices, plots
+from common.run import plots
 from common.run.arguments import read_record, typed
 from common.run.checkpoints import restore_newest
 from common.run.tracking import say
-from experiments import grid
+from experiments import grid, paper_b, results, scores
+from experiments.data import Data, Figure, axis, register
 from experiments.headline import interval
+from experiments.paper_b_runs import ON_HOST
+from experiments.pictures import Line, Picture
 from experiments.verdicts import Check, difference
-from figures import compact, rounded
 
-SIZES = (64, 512, 4096)  # environments
+CITATION = paper_b.CITATION
 SCRIPTS = ("ppo", "ppo_rnd")
-SEEDS = 5
-STEPS = 2**21  # of each seed, the same for all
-NUM_STEPS = 16
-LIMIT = 100  # steps of an episode
+LIMIT = 100  # steps of an episode on a laptop
 MARGIN = 0.1  # of the share of episodes that reach the goal
 QUARTERS = 4  # the policies after each quarter of a run are played to see where they go
 EPISODES = 128  # with each of them and each seed
 SHARE, FIELDS = "episodes solved, second half", "fields of an episode"  # what is judged
-SOLVED, COUNT = "charts/solve_rate", "charts/num_episodes"
+SOLVED, RETURN, COUNT = "charts/solve_rate", "charts/episodic_return", "charts/num_episodes"
+
+Cells = dict[tuple[str, int, str], grid.Cell]  # script, environments, game
+FIGURES: dict[str, Figure] = {}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Games and sizes. All runs have equal steps, and but for RND equal flags."""
+
+    about: str
+    games: tuple[str, ...]
+    sizes: tuple[int, ...]  # environments
+    total_timesteps: int  # of each seed
+    base: dict[str, Any]  # flags shared by all runs
+    rnd: dict[str, Any]  # those that only ppo_rnd.py has
+    performance: str = SOLVED
+
+    def scale(self, run: grid.Cell) -> tuple[float, float]:
+        return scores.SCALES[dict(run.flags)["env_id"]] if self.performance == RETURN else (0.0, 1.0)
+
+
 # Where ppo.py's defaults are others than ppo_rnd.py's, it takes those of ppo_rnd.py.
 SHARED = {"gamma": 0.999, "clip_eps": 0.1, "clip_vloss": False, "ent_coef": 0.001}
+DOORKEY = dict(num_steps=16, seed=0, num_seeds=5, num_eval_episodes=0, plasticity_every=0, keep_checkpoints=0)
+PRESETS = {
+    "laptop": Preset(
+        about="xminigrid's DoorKey-8x8 on two cores, 2.1M steps, 5 seeds",
+        games=("xminigrid/MiniGrid-DoorKey-8x8",), sizes=(64, 512, 4096), total_timesteps=2**21,
+        base=DOORKEY | dict(
+            env_kwargs=json.dumps({"max_steps": LIMIT}), minibatch_size=1024, stagger_resets=LIMIT - 1, num_devices=1,
+        ),
+        rnd=dict(obs_warmup_steps=16),
+    ),
+    "gpu": Preset(
+        about="xminigrid's DoorKey-16x16 on one GPU, 134M steps, 5 seeds",
+        games=("xminigrid/MiniGrid-DoorKey-16x16",), sizes=(512, 4096, 32768), total_timesteps=2**27,
+        base=DOORKEY | dict(minibatch_size=4096, stagger_resets=511), rnd=dict(obs_warmup_steps=16),
+    ),
+    # Sizes and settings are those of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not say which N.
+    "paper": Preset(
+        about="envpool's Montezuma's Revenge and Phoenix, the rebuttal's of paper B, 210M steps, 5 seeds, a run each",
+        games=("envpool/MontezumaRevenge-v5", "envpool/Phoenix-v5"), sizes=(32, 128, 512), total_timesteps=200 * 2**20,
+        base=dict(
+            num_steps=128, num_minibatches=4, learning_rate=1e-4, anneal_lr=True, network="nature",
+            hidden_sizes=(256, 448), activation="relu", shared_encoder=True, reward_clip=1.0, sticky_actions=0.25,
+            seed=0, num_seeds=5, num_eval_episodes=0, plasticity_every=0,
+        ),
+        rnd=dict(obs_warmup_steps=50 * 128), performance=RETURN,
+    ),
+}  # fmt: skip
+LAPTOP = PRESETS["laptop"]
 
 
-def cell(script: str, num_envs: int, seed: int = 0, **changed: Any) -> grid.Cell:
-    """The run of SEEDS seeds of a script in so many environments."""
-    steps = changed.get("total_timesteps", STEPS)
-    updates = steps // (num_envs * NUM_STEPS)
-    flags = {"env_id": "xminigrid/MiniGrid-DoorKey-8x8", "env_kwargs": json.dumps({"max_steps": LIMIT})}
-    flags |= {"num_envs": num_envs, "num_steps": NUM_STEPS, "total_timesteps": steps, "minibatch_size": 1024}
-    flags |= {"stagger_resets": LIMIT - 1, "seed": seed, "num_seeds": SEEDS, "num_eval_episodes": 0}
-    flags |= {"plasticity_every": 0, "log_every": max(1, updates // 256), "keep_checkpoints": 0}
-    flags |= {"checkpoint_every": updates // QUARTERS, "num_devices": 1}
-    flags |= SHARED if script == "ppo" else {"obs_warmup_steps": 16}
-    return grid.named(script, flags | changed, {"envs": num_envs, "seed": seed}, updates)
+def cell(p: Preset, script: str, num_envs: int, game: str) -> grid.Cell:
+    """The run of all seeds of a script in so many environments; where a run can have one seed only, a run of each."""
+    updates = p.total_timesteps // (num_envs * p.base["num_steps"])
+    flags = {"env_id": game, "num_envs": num_envs, "total_timesteps": p.total_timesteps} | p.base
+    flags |= {"log_every": max(1, updates // 256), "checkpoint_every": updates // QUARTERS}
+    flags |= SHARED if script == "ppo" else p.rnd
+    varied = ({"env_id": game} if len(p.games) > 1 else {}) | {"envs": num_envs, "seed": p.base["seed"]}
+    return (grid.by_seed if game.startswith(ON_HOST) else grid.named)(script, flags, varied, updates)
 
 
-def cells(seed: int) -> dict[tuple[str, int], grid.Cell]:
-    """The six runs, by script and number of environments."""
-    return {(script, size): cell(script, size, seed) for script in SCRIPTS for size in SIZES}
+def cells(p: Preset) -> Cells:
+    return {
+        (script, size, game): cell(p, script, size, game) for script in SCRIPTS for size in p.sizes for game in p.games
+    }
 
 
 # What a run has logged
 
 
-def shares(lines: list[dict[str, Any]], begin: float, end: float) -> np.ndarray:
-    """The share of all episodes ending between these steps that reach the goal. -> [seeds], NaN if none ends."""
+def of_episodes(lines: list[dict[str, Any]], begin: float, end: float, key: str = SOLVED) -> np.ndarray:
+    """The mean over all episodes ending between these steps; of SOLVED, the share that reaches the goal. -> [seeds],
+    NaN if none ends."""
     kept = [line for line in lines if begin < line["global_step"] <= end and COUNT in line]
-    count, share = (np.array([line[key] for line in kept], np.float64) for key in (COUNT, SOLVED))
+    count, mean = (np.array([line[name] for line in kept], np.float64) for name in (COUNT, key))
     with np.errstate(invalid="ignore"):
-        return np.where(count > 0, count * share, 0.0).sum(0) / count.sum(0)
+        return np.where(count > 0, count * mean, 0.0).sum(0) / count.sum(0)
 
 
 def first_steps(lines: list[dict[str, Any]]) -> list[int | None]:
@@ -148,24 +194,62 @@ def places(folder: Path, run: grid.Cell) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
 
+def helps(what: str, p: Preset, values: dict[tuple[int, str], np.ndarray]) -> list[Check]:
+    """Whether more environments help: each size against the next smaller one, in each game. values [seeds]."""
+    return [
+        difference(
+            f"{what}, {large} less {small}" + f", {game}" * (len(p.games) > 1),
+            values[large, game], values[small, game], above=0,
+        )
+        for game, (small, large) in itertools.product(p.games, itertools.pairwise(p.sizes))
+    ]  # fmt: skip
+
+
+@partial(
+    register,
+    FIGURES,
+    "B16",
+    title="Hard exploration with random network distillation",
+    claim="In hard exploration with random network distillation, too, more environments help.",
+    cells=cells,
+    suite="Montezuma's Revenge and Phoenix",
+)()
+def show_exploration(d: Data, cells: Cells) -> tuple[Picture, list[Check]]:
+    """PPO without RND is drawn beside it."""
+
+    def score(run: grid.Cell) -> np.ndarray:
+        if (diverged := d.diverged(run)) is None:
+            return np.full(1, np.nan)
+        low, high = d.p.scale(run)
+        mean = of_episodes(d.lines(run), 0.5 * d.p.total_timesteps, d.p.total_timesteps, d.p.performance)
+        return np.where(diverged, 0.0, (mean - low) / (high - low))
+
+    values = {(size, game): score(run) for (script, size, game), run in cells.items() if script == "ppo_rnd"}
+    panels: dict[str, list[Line]] = {}
+    for (script, size, game), run in cells.items():
+        name = f"{script}.py" + f", {game}" * (len(d.p.games) > 1)
+        line = Line(f"{size:,} environments", *d.curve(run, d.p.performance))
+        panels.setdefault(name, []).extend([line] if len(line.x) else [])
+    return Picture(panels, "environment steps", axis(d.p)), helps("ppo_rnd.py: score of the second half", d.p, values)
+
+
 def judge(runs: dict[tuple[str, int], dict[str, Any]]) -> dict[str, list[Check]]:
     """The checks of each claim, as experiments/PREREGISTERED.md has them. runs: by script and size, samples [seeds]."""
     of = lambda script, size, key: np.array(runs[script, size][key], np.float64)  # noqa: E731
     checks: dict[str, list[Check]] = {}
-    for size in SIZES:
+    for size in LAPTOP.sizes:
         both = [of(script, size, SHARE) for script in ("ppo_rnd", "ppo")]
         checks[f"RND solves more, {size}"] = [difference(f"{SHARE}, RND less PPO", *both, above=MARGIN)]
         both = [of(script, size, FIELDS) for script in ("ppo_rnd", "ppo")]
         checks[f"RND goes to more fields, {size}"] = [difference(f"{FIELDS}, RND less PPO", *both, above=0)]
-    for small, large in itertools.pairwise(SIZES):
-        both = [of("ppo_rnd", size, SHARE) for size in (large, small)]
-        name = f"more environments help RND, {small} to {large}"
-        checks[name] = [difference(f"{SHARE}, {large} less {small}", *both, above=0)]
+    of_sizes = {(size, game): of("ppo_rnd", size, SHARE) for size in LAPTOP.sizes for game in LAPTOP.games}
+    for (small, large), check in zip(itertools.pairwise(LAPTOP.sizes), helps(SHARE, LAPTOP, of_sizes), strict=True):
+        checks[f"more environments help RND, {small} to {large}"] = [check]
     return checks
 
 
 def main(
-    runs_dir: Path = Path("runs/exploration_rnd"),
+    runs_dir: Path = Path("runs/figures/laptop"),
     jobs: int = 1,
     seed: int = 0,
     dry_run: bool = False,
@@ -174,24 +258,23 @@ def main(
     """Makes what is missing and compares the two scripts.
 
     Args:
-        runs_dir: Folder for the runs.
+        runs_dir: Folder for the runs, which figure B16 shares.
         jobs: How many runs at once, each on its share of the cores.
         seed: The first of five. The rules are for 0.
         dry_run: Only print the commands.
         out: The file to write.
     """
-    runs = cells(seed)
-    if dry_run:
-        print("\n".join(grid.paste(run, runs_dir) for run in runs.values()))
+    p = replace(LAPTOP, base=LAPTOP.base | {"seed": seed})
+    runs = {(script, size): run for (script, size, _), run in cells(p).items()}
+    if not grid.made(list(runs.values()), runs_dir, jobs, say, dry_run):
         return
-    if failed := grid.run_missing(list(runs.values()), runs_dir, jobs, say):
-        raise SystemExit("\n".join(failed))
     found: dict[tuple[str, int], dict[str, Any]] = {}
+    steps = p.total_timesteps
     for key, run in runs.items():
         lines, where = plots.read_lines(runs_dir / run.name), places(runs_dir, run)
         row: dict[str, Any] = {"command": grid.paste(run, runs_dir)}
-        row[SHARE] = shares(lines, 0.5 * STEPS, STEPS)
-        row["episodes solved, last tenth"] = shares(lines, 0.9 * STEPS, STEPS)
+        row[SHARE] = of_episodes(lines, 0.5 * steps, steps)
+        row["episodes solved, last tenth"] = of_episodes(lines, 0.9 * steps, steps)
         row["first steps with a solved episode"] = first_steps(lines)
         row[FIELDS] = where["fields"].mean(0)
         row |= {f"{name}, after each quarter": values.tolist() for name, values in where.items()}
@@ -200,11 +283,10 @@ def main(
     checks = judge(found)
     for name, of_claim in checks.items():
         print(name, *map(str, of_claim), sep="\n  ")
-    facts = {"command": shlex.join(["python", "-m", "experiments.exploration_rnd", *sys.argv[1:]])}
-    facts |= {"date": f"{datetime.date.today()}", "machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
     told = {name: [check._asdict() | {"outcome": check.outcome} for check in of] for name, of in checks.items()}
-    results = {f"{script}, {size} environments": row for (script, size), row in found.items()}
-    out.write_text(compact(json.dumps(rounded(facts | {"checks": told, "runs": results}), indent=1)) + "\n")
+    of_runs = {f"{script}, {size} environments": row for (script, size), row in found.items()}
+    how = results.facts("exploration_rnd", "## Hard exploration: PPO against RND")
+    results.write(out, how | {"checks": told, "runs": of_runs})
 
 
 if __name__ == "__main__":

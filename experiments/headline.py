@@ -7,21 +7,17 @@ Hypotheses, statistics and margins are in experiments/PREREGISTERED.md. All runs
 on Breakout-MinAtar with sticky actions, except for what ARMS says.
 """
 
-import datetime
 import itertools
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
 
-from benchmarks.report import git
-from common.run import devices, plots
+from common.run import plots
 from common.run.tracking import say
-from experiments import grid, verdicts
+from experiments import grid, results, verdicts
 from experiments.diagnosis import RETURN
 
 SIZES = (64, 512, 4096)  # environments
@@ -240,14 +236,6 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
-def facts(module: str, *rules: str) -> dict[str, Any]:
-    """How a result was made. rules: the headings of what was fixed before in experiments/PREREGISTERED.md."""
-    committed = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules}
-    command = shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
-    where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
-    return {"command": command, "date": f"{datetime.date.today()}"} | where | {"rules were committed in": committed}
-
-
 def main(
     runs_dir: Path = Path("runs/headline"),
     jobs: int = 2,
@@ -272,7 +260,7 @@ def main(
     found = judge(curves)
     print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
     if not table:
-        how = facts("headline", "## The headline: Breakout", "## The headline, continued: is it more")
+        how = results.facts("headline", "## The headline: Breakout", "## The headline, continued: is it more")
         how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
         out.write_text(json.dumps(how | found, indent=1) + "\n")
         draw(curves, out.with_suffix(".png"))

@@ -26,7 +26,7 @@ ATARI = {
     "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "Breakout": (1.7, 30.5),
     "DoubleDunk": (-18.6, -16.4), "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3),
     "NameThisGame": (2292.3, 8049.0), "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0),
-    "Riverraid": (1338.5, 17118.0),
+    "Riverraid": (1338.5, 17118.0), "MontezumaRevenge": (0.0, 4753.3),
 }  # fmt: skip
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. MinAtar's own probability is 0.1. Asterix spawns at random and Freeway draws

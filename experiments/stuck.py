@@ -16,9 +16,8 @@ import numpy as np
 import tyro
 
 from common.run.tracking import say
-from experiments import entropy, grid, headline, verdicts
+from experiments import entropy, grid, headline, results, verdicts
 from experiments.headline import ABOVE, HALF, SEEDS, SIZES, STEPS, Curve, interval
-from figures import compact, rounded
 
 SMALL, LARGE = SIZES[0], SIZES[-1]
 ARMS: dict[str, tuple[int, dict[str, Any], str]] = {  # environments, flags, the headline's runs that began with them
@@ -188,10 +187,10 @@ def main(
         for found in (runs, before, second)
     )
     found = judge(branches, earlier) | {"again, on other seeds": judge_again(*later.values())}
-    print(json.dumps(rounded(found), indent=1))
-    how = headline.facts("stuck", "## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
+    print(json.dumps(results.rounded(found), indent=1))
+    how = results.facts("stuck", "## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
     how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
-    out.write_text(compact(json.dumps(rounded(how | found), indent=1)) + "\n")
+    results.write(out, how | found)
     draw(branches, earlier, out.with_suffix(".png"))
 
 

@@ -16,19 +16,20 @@ from conftest import read, write_run
 import figures
 import ppo
 import ppo_ewma
+import ppo_rnd
 import pqn
 import sapg
 import sfl_kinetix
 import stochastic_opt
 from common.run import arguments, run as runs
-from experiments import grid, hands, paper_a, paper_b, pictures, sfl
+from experiments import exploration_rnd, grid, hands, paper_a, paper_b, pictures, results, sfl
 from experiments.data import Data
 from experiments.grid import Cell
 from experiments.paper_a_runs import PRESETS
 from experiments.verdicts import OUTCOMES, Check, difference, verdict, within
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, sapg, pqn, sfl_kinetix, stochastic_opt)}
+SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
 LAPTOP = PRESETS["laptop"]
 HAVE = [(name, preset) for name in figures.FIGURES for preset in figures.PRESETS[figures.PAPERS[name]]]
 
@@ -163,7 +164,7 @@ def test_a_name_stands_for_one_command(paper, preset):
             words = shlex.join(grid.command(cell, Path("/nowhere"))).replace(cell.name, "NAME")
             assert commands.setdefault(cell.name, words) == words
             assert names.setdefault(words, cell.name) == cell.name
-    assert len(names) > {sfl: 7, hands: 5}.get(paper, 60)
+    assert len(names) > {sfl: 7, hands: 5, exploration_rnd: 5}.get(paper, 60)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +198,13 @@ def test_every_figure_has_the_presets_of_its_paper():
         *("1a", "1b", "2a", "2b", "2c", "3a", "3b", "4", "5a", "5b", "6a", "6b", "7a", "7b", "8", "9", "10", "11"),
         *("12a", "12b", "13", "14", "15", "16a", "16b", "17", "18", "19", "20"),
     ]
-    of_b = ["B1a", "B1b", "B1c", *(f"B{number}" for number in range(2, 14)), "BN"]
-    assert list(figures.FIGURES) == [*of_a, *of_b] and set(paper_b.FIGURES) == set(of_b)
+    of_b = ["B1a", "B1b", "B1c", *(f"B{number}" for number in (*range(2, 14), 16)), "BN"]
+    assert list(figures.FIGURES) == [*of_a, *of_b] and {*paper_b.FIGURES, *exploration_rnd.FIGURES} == set(of_b)
     assert {*paper_a.FIGURES, *sfl.FIGURES, *hands.FIGURES} == set(of_a)
     assert len(of_a) == len(paper_a.FIGURES) + len(sfl.FIGURES) + len(hands.FIGURES)
     for name, figure in figures.FIGURES.items():
         assert figures.PAPERS[name].FIGURES[name] is figure
-        assert (figures.PAPERS[name] is paper_b) == name.startswith("B")
+        assert (figures.PAPERS[name] in (paper_b, exploration_rnd)) == name.startswith("B")
     assert list(PRESETS) == ["laptop", "breakout", "gpu", "paper"]
     assert all({"laptop", "gpu", "paper"} <= presets.keys() <= PRESETS.keys() for presets in figures.PRESETS.values())
     assert [name for name in of_b if "atari-mini" in figures.presets_of(name)] == ["B1a"]
@@ -580,7 +581,7 @@ def test_estimate_and_interval_follow_from_what_is_stored(monkeypatch, worlds, t
 
 def test_lists_of_numbers_are_a_line_each_and_nothing_else_changes():
     value = {"a": [1, 2.5, None, -3e-9], "b": [[1, 2], [3, 4]], "c": ["x, [y]", "z"], "d": [], "e": [{"f": [1]}]}
-    text = figures.compact(json.dumps(value, indent=1))
+    text = results.compact(json.dumps(value, indent=1))
     assert json.loads(text) == value
     assert '"a": [1, 2.5, null, -3e-09]' in text and "\n  [1, 2],\n" in text and '"f": [1]' in text
 
@@ -602,21 +603,21 @@ def test_a_claim_that_two_figures_check_on_the_same_runs_counts_once(tmp_path):
     results_with(tmp_path, _1a="holds", _5a="holds", _9="not enough data", _14="does not hold", _3a="does not hold")
     results_with(tmp_path, _12a="holds", _12b="not enough data", _13="not applicable here", _11="not enough data")
     results_with(tmp_path, B2="holds", B1a="holds")
-    a, levels, blocks, b = rows(figures.tally("laptop", tmp_path)).values()
+    a, levels, blocks, b, rnd = rows(figures.tally("laptop", tmp_path)).values()
     assert a == {
         "figures": 20, "claims": 15, "holds": 1, "does not hold": 2, "not applicable here": 1, "not enough data": 1,
         "not run": 10,
     }  # fmt: skip
     assert (levels["not enough data"], levels["not run"]) == (1, 7)
-    assert (blocks["not run"], b["holds"], b["not run"]) == (1, 2, 11)
-    assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, blocks, b))
+    assert (blocks["not run"], b["holds"], b["not run"], rnd["not run"]) == (1, 2, 11, 1)
+    assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, blocks, b, rnd))
     assert rows(figures.tally("gpu", tmp_path))["paper B"]["not run"] == 13
 
 
 def test_the_documentation_has_the_tally_of_the_results(monkeypatch, capsys, in_root):
     call(monkeypatch, "--tally")
     table = capsys.readouterr().out.strip()
-    assert table.count("\n") == 5 and table in (ROOT / "docs" / "figures.md").read_text()
+    assert table.count("\n") == 6 and table in (ROOT / "docs" / "figures.md").read_text()
 
 
 # The command line

@@ -1,0 +1,45 @@
+"""How results are written: what made them, and numbers with few digits."""
+
+import datetime
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import git
+from common.run import devices
+
+
+def facts(module: str, *rules: str) -> dict[str, Any]:
+    """How a result was made. rules: the headings of what was fixed before in experiments/PREREGISTERED.md."""
+    committed = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules}
+    command = shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
+    where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
+    return {"command": command, "date": f"{datetime.date.today()}"} | where | {"rules were committed in": committed}
+
+
+def write(out: Path, value: dict[str, Any]) -> None:
+    out.write_text(compact(json.dumps(rounded(value), indent=1)) + "\n")
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
+    """Prepares a value for JSON: rounds to so many digits and turns what is not finite into null. Samples keep two
+    more, so that what is computed from them is right to four."""
+    if isinstance(value, dict):
+        return {str(k): rounded(v, 6 if k == "samples" else digits) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(v, digits) for v in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return rounded(value.tolist(), digits)
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+    return value
+
+
+def compact(text: str) -> str:
+    """Puts each list of numbers in indented JSON on one line."""
+    return re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
