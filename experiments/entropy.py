@@ -30,16 +30,16 @@ SHORT, *LONGER = headline.NUM_STEPS, 256, 2048  # steps per rollout; the longer 
 Key = tuple[str, int, int]  # game, environments, steps per rollout
 
 
-def cell(key: Key, seed: int) -> grid.Cell:
+def cell(key: Key, seed: int, **changed: Any) -> grid.Cell:
     """One run of one seed."""
     game, num_envs, num_steps = key
     if (game, num_steps) == (BREAKOUT, SHORT):
-        return headline.cell(num_envs, seed)
+        return headline.cell(num_envs, seed, **changed)
     flags: dict[str, Any] = {"env_id": f"{game}-MinAtar", "sticky_actions": 0.0 if game == "Asterix" else 0.1}
     flags |= {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": STEPS[game], "seed": seed}
     flags |= {"num_eval_episodes": 0, "log_every": max(1, WINDOW // (2 * num_envs * num_steps))}
-    varied = {"entropy": game, "envs": num_envs, "steps": num_steps, "seed": seed}
-    return grid.named("ppo", flags, varied, STEPS[game] // (num_envs * num_steps))
+    varied = {"entropy": game, "envs": num_envs, "steps": num_steps, **changed, "seed": seed}
+    return grid.named("ppo", flags | changed, varied, STEPS[game] // (num_envs * num_steps))
 
 
 def cells() -> dict[Key, list[grid.Cell]]:

@@ -1,0 +1,191 @@
+"""Is it the environments that keep a policy from a plateau, or the gradient steps of an update?
+
+    python -m experiments.inner               # makes the missing runs, then results/inner.json and inner.png
+    python -m experiments.inner --dry-run     # prints the commands
+
+With minibatches of one size, as in experiments/headline.py, more environments also mean more gradient steps between two
+rollouts. Here both vary: 64, 512 and 4,096 environments, each with 1, 8 and 64 minibatches, and all else the same. The
+rules are in experiments/PREREGISTERED.md.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from common.run.tracking import say
+from experiments import entropy, grid, headline, results, stuck, verdicts
+from experiments.entropy import BREAKOUT, LEVELS, SHORT
+from experiments.headline import HALF, SEEDS, SIZES, STEPS, Curve
+
+MINIBATCHES = (1, 8, 64)  # of an epoch; there are four epochs
+PARTS = dict(zip(SIZES, MINIBATCHES, strict=True))  # those with minibatches of 2,048: the headline's
+SMALL, MIDDLE, LARGE = SIZES
+FEW, SOME, MANY = MINIBATCHES
+SHARE = 0.25  # of what LARGE with MANY keep beyond SMALL with FEW
+OTHERS = ((SMALL, FEW), (SMALL, MANY), (MIDDLE, FEW), (LARGE, MANY))  # on the other games
+
+Key = tuple[str, int, int]  # game, environments, minibatches
+
+
+def cell(key: Key, seed: int) -> grid.Cell:
+    """One run of one seed. Runs on Breakout with one minibatch are as long as the headline's, because with many
+    environments they are slow; the others have half of its steps."""
+    game, num_envs, parts = key
+    if PARTS[num_envs] == parts:
+        return entropy.cell((game, num_envs, SHORT), seed)
+    length = {"steps": STEPS if parts == FEW else HALF} if game == BREAKOUT else {}
+    return entropy.cell((game, num_envs, SHORT), seed, **length, num_minibatches=parts)
+
+
+def cells() -> dict[Key, list[grid.Cell]]:
+    """All runs, by game, environments and minibatches."""
+    keys = [(BREAKOUT, *sizes) for sizes in itertools.product(SIZES, MINIBATCHES)]
+    keys += [(game, *sizes) for game in LEVELS if game != BREAKOUT for sizes in OTHERS]
+    return {key: [cell(key, seed) for seed in SEEDS] for key in keys}
+
+
+def end(key: Key) -> float:
+    """Up to which step a run counts."""
+    return STEPS if key[0] == BREAKOUT and key[2] == FEW else entropy.STEPS[key[0]]
+
+
+def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> dict[str, Any]:
+    """What the rules ask for. branches: the stuck policies that go on with MANY minibatches."""
+    kept = {key: [entropy.entropy_at(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
+    ends = {
+        key: [c.mean("returns", 0.9 * last, last) for c in of_one]
+        for key, of_one in curves.items()
+        for last in [entropy.STEPS[key[0]]]
+    }
+
+    def less(what: str, values: Mapping[Key, list[float]], a: Key, b: Key, **wanted: float) -> verdicts.Check:
+        name = f"{what}, {spelled(a)} less {spelled(b)}"
+        return verdicts.difference(name, np.asarray(values[a]), np.asarray(values[b]), **wanted)
+
+    gap = {game: np.mean(kept[game, LARGE, MANY]) - np.mean(kept[game, SMALL, FEW]) for game in LEVELS}
+    more_steps = [
+        less("entropy", kept, (BREAKOUT, n, more), (BREAKOUT, n, fewer), above=0.0)
+        for n in SIZES
+        for fewer, more in itertools.pairwise(MINIBATCHES)
+    ]
+    more_envs = [
+        less("entropy", kept, (BREAKOUT, LARGE, m), (BREAKOUT, SMALL, m), below=SHARE * gap[BREAKOUT])
+        for m in MINIBATCHES
+    ]
+    for game in LEVELS:
+        if game != BREAKOUT:
+            more_steps.append(less("entropy", kept, (game, SMALL, MANY), (game, SMALL, FEW), above=0.0))
+            below = SHARE * gap[game]
+            more_envs.append(less("entropy", kept, (game, MIDDLE, FEW), (game, SMALL, FEW), below=below))
+    higher = [less("return", ends, (BREAKOUT, SMALL, m), (BREAKOUT, SMALL, FEW), above=0.0) for m in (SOME, MANY)]
+    still = [less("return", ends, (BREAKOUT, LARGE, m), (BREAKOUT, SMALL, m), above=0.0) for m in (SOME, MANY)]
+    unchanged = [c.mean("returns", STEPS - 0.1 * HALF, STEPS) for c in curves[BREAKOUT, SMALL, FEW]]
+    freed = [c.mean("returns", 0.9 * HALF, HALF) for c in branches]
+    bar = 0.5 * float(np.mean(ends[BREAKOUT, SMALL, MANY]) - np.mean(ends[BREAKOUT, SMALL, FEW]))
+    checks = {
+        "more gradient steps keep more entropy": more_steps,
+        "more environments do not": more_envs,
+        "64 environments with more gradient steps end higher": higher,
+        "with as many gradient steps more environments still end higher": still,
+        "more gradient steps free a stuck policy": [
+            verdicts.difference("return, seed by seed", np.subtract(freed, unchanged), 0.0, above=bar)
+        ],
+    }
+    name = lambda keyed: {spelled(key): value for key, value in keyed.items()}  # noqa: E731
+    return {
+        "levels": LEVELS,
+        "outcomes": {claim: verdicts.together([check.outcome for check in of]) for claim, of in checks.items()},
+        "checks": {
+            claim: [check._asdict() | {"outcome": check.outcome} for check in of] for claim, of in checks.items()
+        },
+        "entropy when the return first reaches the level": name(kept),
+        "return, last tenth": name(ends),
+        "return of runs with one minibatch after all steps, last tenth": {
+            spelled((BREAKOUT, n, FEW)): [c.mean("returns", 0.9 * STEPS, STEPS) for c in curves[BREAKOUT, n, FEW]]
+            for n in SIZES
+        },
+        "of stuck policies with 64 minibatches": {
+            "return, last tenth": freed,
+            "first million steps above 7": [stuck.left(c, 0.0) for c in branches],
+        },
+    }
+
+
+def spelled(key: Key) -> str:
+    game, num_envs, parts = key
+    return f"{game}, {num_envs} environments, {parts} minibatch{'es' * (parts > 1)}"
+
+
+def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
+    """Return over steps on Breakout, a panel for each number of minibatches; then return against entropy."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+    panels = figure.subplots(1, 1 + len(MINIBATCHES), sharey=True)
+    colours = dict(zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True))
+    styles = dict(zip(MINIBATCHES, ("-", "--", ":"), strict=True))
+    for (game, num_envs, parts), of_one in curves.items():
+        if game != BREAKOUT:
+            continue
+        panel = panels[MINIBATCHES.index(parts)]
+        edges = np.linspace(0, HALF, 49)
+        values = np.array([[c.mean("returns", a, b) for c in of_one] for a, b in itertools.pairwise(edges)])
+        x = (edges[:-1] + edges[1:]) / 2e6
+        panel.plot(x, values, color=colours[num_envs], linewidth=0.6, alpha=0.4)
+        panel.plot(x, np.median(values, 1), color=colours[num_envs], linewidth=2, label=f"{num_envs:,} environments")
+        for curve in of_one:
+            returns, left = entropy.windows(curve, HALF)
+            panels[-1].plot(left, returns, styles[parts], color=colours[num_envs], linewidth=0.8, alpha=0.7)
+    for panel, parts in zip(panels, MINIBATCHES, strict=False):
+        panel.set_title(f"{4 * parts} gradient steps per update", fontsize=11)
+        panel.set_xlabel("million environment steps")
+    panels[-1].set_title("all of them: return and entropy", fontsize=11)
+    panels[-1].set_xlabel("entropy of the policy (nats)")
+    panels[-1].invert_xaxis()
+    for parts, style in styles.items():
+        panels[-1].plot([], [], style, color="#555555", label=f"{4 * parts} gradient steps")
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(linewidth=0.5, alpha=0.35)
+    panels[0].set_ylim(0, None)
+    panels[0].set_ylabel("episode return")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    panels[-1].legend(frameon=False, fontsize=9, loc="upper left")
+    figure.savefig(out, dpi=110)
+
+
+def main(
+    runs_dir: Path = Path("runs/headline"),
+    jobs: int = 2,
+    dry_run: bool = False,
+    out: Path = Path("results/inner.json"),
+) -> None:
+    """Makes what is missing, of the runs of the other experiments too, and compares.
+
+    Args:
+        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
+        jobs: How many runs at once, each on its share of the cores.
+        dry_run: Only print the commands that are missing.
+        out: The file to write; the picture lies beside it.
+    """
+    runs, freed = cells(), [stuck.branch(SMALL, seed, num_minibatches=MANY) for seed in SEEDS]
+    everything = [run for of_one in (*runs.values(), freed) for run in of_one]
+    if not grid.made(everything, runs_dir, jobs, say, dry_run):
+        return
+    curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
+    found = judge(curves, [headline.curve(runs_dir / run.name) for run in freed])
+    print(json.dumps(results.rounded(found["outcomes"]), indent=1))
+    how = results.facts("inner", "## Environments or gradient steps?")
+    how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
+    results.write(out, how | found)
+    draw(curves, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
