@@ -543,10 +543,7 @@ def build(args: Args) -> tuple:
     chunk = args.num_envs // args.num_rollout_chunks
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=envs.device_limit(args))
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
-    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
-    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
-        needs = f"needs images of at least {least} x {least}"
-        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
+    envs.check_images(args, env)
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
@@ -565,11 +562,8 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: log_prob, value, reward, final_value, advantage, target. Activations: 3 x the widest layer; those of
-    # convolutions, in sizes of an observation.
-    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
-    activations = 3 * max(args.hidden_sizes) + views * int(np.prod(env.obs_shape))
-    memory.check(args, env, shapes, floats=6, activations=activations, sample=KL_SAMPLE)
+    # Floats: log_prob, value, reward, final_value, advantage, target.
+    memory.check(args, env, shapes, floats=6, activations=memory.activations(args, env), sample=KL_SAMPLE)
     print(arguments.describe(args))
 
     state = init(keys)

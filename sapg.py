@@ -1,7 +1,6 @@
 """SAPG, Split and Aggregate Policy Gradients (Singla et al. 2024, https://arxiv.org/abs/2407.20230), a fork of ppo.py.
 
-    python sapg.py                                                 # Breakout-MinAtar, 6 blocks of 512 environments
-    python sapg.py --num-blocks 4 --num-envs 4096 --block-ent-coef 0.02
+    python sapg.py --num-envs 3072 --num-blocks 6 --block-ent-coef 0.005     # the default: 6 blocks of 512 environments
 
 The environments are --num-blocks equal blocks with a policy each. Policies share all weights, but each has a learned
 vector phi beside the observation, its own standard deviations and its own entropy bonus. The last is the leader's; the
@@ -40,7 +39,7 @@ from common.shuffle import random_permutation
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
@@ -124,12 +123,16 @@ class Args(RunArgs):
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
     """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    norm_value: bool = False
+    """Learn values in units of the running standard deviation of their targets, from their mean. --clip-vloss, too."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.01
     """Weight of the entropy bonus, in all blocks."""
     block_ent_coef: NonNegative[float] = 0.005
     """More of it for the followers: half of this for the first one, from there linearly down to 0 for the leader."""
+    bounds_coef: NonNegative[float] = 0.0
+    """Weight of the bounds loss: squares of what means of actions are beyond plus and minus 1.1."""
 
     # --- network ---
     network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
@@ -244,6 +247,7 @@ class Learner(NamedTuple):
     opt_state: Any
     obs_stats: statistics.RunningStats
     return_stats: statistics.RunningStats
+    value_stats: statistics.RunningStats | None = None  # of the values' targets, if --norm-value
 
 
 class Environments(NamedTuple):
@@ -308,6 +312,12 @@ def forward(args: Args, network: ActorCritic, obs_stats: Any, params: Any, obs: 
     return network.apply(params, *inputs, **kw)
 
 
+def dist_and_value(args: Args, network: ActorCritic, by: Learner, obs: Any, block: Any) -> tuple[Any, jax.Array]:
+    """`forward` of a learner, with values in units of the return also if --norm-value."""
+    dist, value = forward(args, network, by.obs_stats, by.params, obs, block)
+    return dist, value * jnp.sqrt(by.value_stats.var + 1e-8) + by.value_stats.mean if args.norm_value else value
+
+
 def rollout(
     args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
 ) -> tuple[Environments, Transition, jax.Array, jax.Array]:
@@ -316,7 +326,7 @@ def rollout(
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the leader's ended episodes.
     """
     block = jnp.arange(env.num_envs) // (env.num_envs // args.num_blocks)
-    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+    policy = partial(dist_and_value, args, network, behaviour)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
@@ -368,7 +378,7 @@ def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_o
     t, last_obs = jax.tree.map(partial(part, axis=1), t), part(last_obs, axis=0)
 
     def leader(inputs: tuple) -> tuple[jax.Array, jax.Array]:
-        dist, value = forward(args, network, by.obs_stats, by.params, inputs[0], args.leader)
+        dist, value = dist_and_value(args, network, by, inputs[0], args.leader)
         return dist.log_prob(inputs[1]), value
 
     log_prob, value = jax.lax.map(leader, (t.obs, t.action))  # step by step: all at once would need more memory
@@ -380,21 +390,8 @@ def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_o
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
 
-def take_rows(rows: jax.Array, *batches: Any) -> Any:
-    """Rows of one batch or of two, as if the second followed the first, but without a copy of the first."""
-
-    def leaf(x: jax.Array, *second: jax.Array) -> jax.Array:
-        if not second:
-            return x[rows]
-        is_first = (rows < len(x)).reshape(*rows.shape, *[1] * (x.ndim - 1))
-        return jnp.where(is_first, x[jnp.minimum(rows, len(x) - 1)], second[0][jnp.maximum(rows - len(x), 0)])
-
-    return jax.tree.map(leaf, *batches)
-
-
 def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7; of relabelled rows Singla et al. 2024), value and entropy
-    terms (eq. 9). -> loss, its parts."""
+    """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
     ratio, center = jnp.exp(log_ratio), jnp.exp(batch.log_center)
@@ -406,7 +403,9 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     explored = 0.5 * args.block_ent_coef * (1 - batch.block / max(args.leader, 1)) if args.leader else 0.0
-    loss = (policy_loss + args.vf_coef * value_loss - (args.ent_coef + explored) * entropy).mean()
+    loss = policy_loss + args.vf_coef * value_loss - (args.ent_coef + explored) * entropy
+    if args.bounds_coef:
+        loss += args.bounds_coef * (jnp.maximum(jnp.abs(dist.mean) - 1.1, 0) ** 2).sum(-1)
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -421,7 +420,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
             weight = mask * (args.num_blocks + 1) / share
             parts |= {f"{name}/approx_kl": jnp.where(mask, weight * kl, 0), f"{name}/clipfrac": weight * clipped}
         parts["losses/approx_kl"] = kl if args.kl_of_relabelled else parts["losses/approx_kl"]
-    return loss, statistics.means(parts)
+    return loss.mean(), statistics.means(parts)
 
 
 def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
@@ -434,13 +433,13 @@ def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> 
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batches: list[Batch], key: jax.Array, learning_rate: jax.Array
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
     -> learner, metrics; the learning rate after it is among them.
 
-    batches: [T * N / C, ...] of this device; if M > 1, also relabelled rows, [T * N / (C M), ...]. A minibatch is the
-    union of the devices' shares, each shuffled locally.
+    batch: [T * N / C, ...] of this device, if M > 1 (1 + 1 / M) times as many. A minibatch is the union of the devices'
+    shares, each shuffled locally.
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
@@ -450,7 +449,7 @@ def optimise(
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
-        minibatch = take_rows(rows, *batches)._replace(advantage=advantage)
+        minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
         grads, parts = grad_fn(params, minibatch)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
@@ -459,9 +458,9 @@ def optimise(
         return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        size = sum(batch.advantage.size for batch in batches)
-        rows = random_permutation(key, size)(jnp.arange(size).reshape(args.epoch[0], -1))
-        advantage = take_rows(rows, *(batch.advantage for batch in batches))
+        positions = jnp.arange(batch.advantage.size).reshape(args.epoch[0], -1)
+        rows = random_permutation(key, batch.advantage.size)(positions)
+        advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
         (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
@@ -483,7 +482,6 @@ def optimise(
     params, opt_state, learning_rate = end
     epochs = parts.pop("outer/epochs").sum()
     metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
-    metrics["losses/explained_variance"] = statistics.explained_variance(batches[0].advantage, batches[0].target)
     metrics["charts/learning_rate"] = learning_rate
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
@@ -521,8 +519,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     """One step of the outer loop, on this device's share of the environments. -> state, metrics, sample.
 
     Chunk by chunk: a rollout with the behaviour policy, which is the same for all of them, then the chunk's share of
-    the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far. The same
-    follower is relabelled in all chunks and on all devices, each of which has an equal part of every block.
+    the minibatches, all epochs. A minibatch is mixed within its chunk; --norm-reward knows the chunks so far. All
+    chunks and devices, which have equal parts of every block, relabel the same follower.
     """
     behaviour = state.learner
     next_key, key = jax.random.split(state.key)
@@ -547,13 +545,19 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, advantage + t.value, *own)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         batches = [batch, *([relabel(args, network, behaviour, t, chunk.obs, follower)] if args.leader else [])]
-        learner, metrics = optimise(args, network, learner, batches, shuffle_key, learning_rate)
+        if args.norm_value:
+            learner = learner._replace(value_stats=statistics.update_stats(learner.value_stats, batch.target))
+            units = partial(statistics.normalise, stats=behaviour.value_stats)
+            batches = [x._replace(value=units(x.value), target=units(x.target)) for x in batches]
+        rows = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
+        learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate)
+        metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
         if args.norm_obs:
             obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
-        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
+        return carry, (metrics, random_rows(batches[0], sample_size, sample_key), sums)
 
     carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
@@ -577,7 +581,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1], jnp.zeros(1, jnp.int32))
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init(params), *stats)
+    learner = Learner(params, ADAM.init(params), *stats, statistics.initial_stats(()) if args.norm_value else None)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
     return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
@@ -594,10 +598,9 @@ def build(args: Args) -> tuple:
     what = "--num-envs / --num-rollout-chunks / --num-blocks and the size of minibatches"
     chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args), what=what)
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
-    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
-    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
-        needs = f"needs images of at least {least} x {least}"
-        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
+    envs.check_images(args, env)
+    if args.bounds_coef and not np.all(np.abs(getattr(env.action_space, "high", 0)) == 1):
+        raise UsageError(f"--bounds-coef {args.bounds_coef}: needs actions in [-1, 1]; {args.env_id} has others")
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
@@ -616,13 +619,10 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: log_prob, value, reward, two final values, advantage, target, block, log_center; 1 / M relabelled rows.
-    # Activations: 3 x the widest layer; those of convolutions, in sizes of an observation.
-    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
-    activations = 3 * max(args.hidden_sizes) + views * int(np.prod(env.obs_shape))
+    # Floats: log_prob, value, reward, two final values, advantage, target, block, log_center; all again, relabelled.
     size = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize // (32 if env.obs_dtype.kind == "b" else 4)
-    floats = 9 + -(-(7 + size + env.action_dim) // args.num_blocks if args.leader else 0)
-    memory.check(args, env, shapes, floats=floats, activations=activations, sample=KL_SAMPLE)
+    floats = 9 + (-(-(7 + size + env.action_dim) * (args.num_blocks + 2) // args.num_blocks) if args.leader else 0)
+    memory.check(args, env, shapes, floats=floats, activations=memory.activations(args, env), sample=KL_SAMPLE)
     print(arguments.describe(args))
     print("with the relabelled rows, an epoch of a chunk has {} minibatches of {} rows".format(*args.epoch))
 

@@ -286,6 +286,14 @@ def make(
     return copies(suite, num_envs, reward_clip=reward_clip)
 
 
+def check_images(args: Any, env: VectorEnv) -> None:
+    """Raise UsageError if --network is made of convolutions that cannot take these observations."""
+    least = {"mlp": 0, "cnn": 3, "nature": 36, "impala": 1}[args.network]
+    if least and (len(env.obs_shape) != 3 or min(env.obs_shape[:2]) < least):
+        needs = f"needs images of at least {least} x {least}"
+        raise UsageError(f"--network {args.network}: {needs}; {args.env_id} has observations of shape {env.obs_shape}")
+
+
 def copies(suite: Any, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None) -> VectorEnv:
     """`num_envs` copies of a suite's environment, on the host if that is where the suite is."""
     from common.suites.host import HostSuite, HostVectorEnv  # which needs the classes above

@@ -42,7 +42,8 @@ class Preset:
         return self.low, self.high
 
 
-# Table 4 of paper A. Of Singla et al.'s settings, values are not normalised (rewards are), and there is no bounds loss.
+# Table 4 of paper A. Singla et al. also normalise values and have a bounds loss, which only sapg.py can: for a fair
+# comparison neither script does here.
 TABLE_4 = dict(
     gamma=0.99, gae_lambda=0.95, learning_rate=5e-4, adaptive_lr_kl=0.016, max_grad_norm=1.0, ent_coef=0.0, vf_coef=4.0,
     norm_obs=True, norm_reward=True, num_steps=8, update_epochs=5, activation="elu", shared_encoder=True,

@@ -152,8 +152,8 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
         )  # fmt: skip
 
     learner = sapg.Learner(jnp.zeros(own + more), sapg.ADAM.init(jnp.zeros(own + more)), None, None)
-    batches = [batch(np.arange(own)), batch(own + np.arange(more))]
-    run = lambda learner: sapg.optimise(args, PerRow(), learner, batches, jax.random.key(0), 0.01)  # noqa: E731
+    rows = jax.tree.map(lambda *x: jnp.concatenate(x), batch(np.arange(own)), batch(own + np.arange(more)))
+    run = lambda learner: sapg.optimise(args, PerRow(), learner, rows, jax.random.key(0), 0.01)  # noqa: E731
     learner, _ = on_devices(run)(learner)
     used = np.asarray(learner.opt_state[1]).reshape(epochs, 2, own + more) * 32
     np.testing.assert_allclose(used.sum(1), 1, rtol=1e-5)
@@ -179,12 +179,12 @@ def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
 # The loss
 
 
-@pytest.mark.parametrize("clip", ["one", "ratio"])
-@pytest.mark.parametrize("counted", [False, True])
-def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted):
+@pytest.mark.parametrize("clip, counted, bounds", [("one", False, 0.0), ("ratio", True, 0.3)])
+def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     rng = np.random.default_rng(1)
     size, eps = 40, 0.2
-    args = replace(ARGS, clip_eps=eps, ent_coef=0.03, block_ent_coef=0.4, vf_coef=2.0, kl_of_relabelled=counted)
+    coefs = dict(ent_coef=0.03, block_ent_coef=0.4, vf_coef=2.0, bounds_coef=bounds)
+    args = replace(ARGS, clip_eps=eps, kl_of_relabelled=counted, **coefs)
     obs, action = (rng.normal(size=(size, n)).astype(np.float32) for n in (2, 1))
     relabelled = np.arange(size) >= 30
     block = np.where(relabelled, 2, np.arange(size) % 3)
@@ -210,6 +210,8 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted):
         total -= min(ratio * advantage[i], within * advantage[i])
         total += 2.0 * 0.5 * max((new - target[i]) ** 2, (near - target[i]) ** 2)
         total -= bonus * (np.log(scale) + 0.5 * np.log(2 * np.pi * np.e))
+        mean = obs[i, 0] + block[i]
+        total += bounds * (max(mean - 1.1, 0) + max(-1.1 - mean, 0)) ** 2
         kls[relabelled[i]].append(ratio - 1 - np.log(ratio))
         clipped[relabelled[i]].append(within != ratio)
     np.testing.assert_allclose(loss, total / size, rtol=2e-5)
@@ -220,6 +222,51 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted):
     np.testing.assert_allclose(parts["losses/clipfrac"], np.mean(clipped[False]), rtol=1e-5)
     np.testing.assert_allclose(parts["sapg/clipfrac"], np.mean(clipped[True]), rtol=1e-5)
     assert 0 < np.mean(clipped[False]) < 1 and 0 < np.mean(clipped[True]) < 1
+
+
+def with_scaled_critic(params, scale, shift):
+    """The network whose values are the given one's, times `scale` plus `shift`."""
+    head = params["params"]["critic"]
+    head = {"kernel": scale * head["kernel"], "bias": scale * head["bias"] + shift}
+    return {"params": params["params"] | {"critic": head}}
+
+
+def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
+    """Two runs whose critics say the same, one of them in units of deviations of 2 from 3: the inner loop gets the same
+    transitions and advantages, and values and targets in these units. The statistics become those of all targets."""
+
+    def record_batches(args, network, learner, batch, key, learning_rate):
+        columns = {name: getattr(batch, name) for name in ("value", "target", "advantage")}
+        return learner, columns | {"charts/learning_rate": learning_rate}
+
+    monkeypatch.setattr(sapg, "optimise", record_batches)
+    found = []
+    for normalised in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Noise(SPACES["discrete"]), num_envs)
+            )
+            _, _, _, init, step, _, keys = sapg.build(sapg.Args(num_blocks=3, norm_value=normalised, **FLAGS))
+        state = jax.jit(init)(keys)
+        params = state.learner.params
+        if normalised:
+            stats = sapg.statistics.RunningStats(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(0.0))
+            state = state._replace(learner=state.learner._replace(value_stats=stats))
+        else:
+            state = state._replace(learner=state.learner._replace(params=with_scaled_critic(params, 2.0, 3.0)))
+        state, metrics, sample = step(state)
+        found.append((state, metrics, sample))
+    (plain, expected, raw), (state, metrics, sample) = found
+    assert plain.learner.value_stats is None
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    close(metrics["value"], (expected["value"] - 3) / 2)
+    close(metrics["target"], (expected["target"] - 3) / 2)
+    close(metrics["advantage"], expected["advantage"])
+    close(metrics["losses/explained_variance"], expected["losses/explained_variance"])
+    close(sample.batch.target, (raw.batch.target - 3) / 2)
+    targets = np.asarray(expected["target"])[: 12 * 4]  # without the relabelled rows
+    assert np.std(targets) > 0.1
+    close(state.learner.value_stats, [targets.mean(), targets.var(), 48])
 
 
 # The network and the rollout
@@ -323,8 +370,9 @@ def test_one_and_eight_devices_learn_the_same():
         own = t.block, jnp.zeros(advantage.shape, bool), jnp.zeros(advantage.shape)
         batch = sapg.Batch(t.obs, t.action, t.log_prob, t.value, advantage, advantage + t.value, *own)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        batches = [batch, sapg.relabel(args, network, learner, t, last_obs, jnp.int32(1))]
-        new, metrics = sapg.optimise(args, network, learner, batches, jax.random.key(0), jnp.float32(0.01))
+        relabelled = sapg.relabel(args, network, learner, t, last_obs, jnp.int32(1))
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), batch, relabelled)
+        new, metrics = sapg.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
         return new.params, metrics
 
     order = np.argsort(block, kind="stable")
@@ -408,3 +456,19 @@ def test_a_run_evaluates_the_leader_films_and_is_continued(tmp_path):
     assert {key: again[key] for key in told if key.startswith("eval/")} == {
         key: value for key, value in told.items() if key.startswith("eval/")
     }
+
+
+def test_what_the_authors_settings_need_learns_and_goes_on(tmp_path):
+    """Normalised values and the bounds loss in a run; the statistics are part of what --init-from takes over."""
+    flags = "--env-id MountainCarContinuous-v0 --num-envs 8 --num-blocks 2 --num-steps 4 --num-minibatches 2"
+    flags = [*flags.split(), "--norm-value", "--bounds-coef", 1e-4, "--hidden-sizes", 8, "--num-eval-episodes", 0]
+    first = call(sapg, tmp_path, *flags, "--total-timesteps", 96, "--run-name", "first")
+    assert first.start.value_stats.count == 0
+    second = call(sapg, tmp_path, *flags, "--total-timesteps", 32, "--init-from", first.path, "--run-name", "second")
+    assert second.start.value_stats.count == 96
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_bounds_loss_is_for_actions_between_minus_one_and_one(env_id):
+    with pytest.raises(UsageError, match=rf"--bounds-coef 0.0001: needs actions in \[-1, 1\]; {env_id} has others"):
+        sapg.build(sapg.Args(**FLAGS, num_blocks=2, env_id=env_id, bounds_coef=1e-4))

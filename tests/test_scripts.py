@@ -49,6 +49,7 @@ SAPG_DIFFERENT = {
     **dict.fromkeys(("Encoder", "ActorCritic", "Transition", "Batch", "forward", "rollout", "ppo_loss"), BLOCKS),
     **dict.fromkeys(("optimise", "measure_update", "measure_plasticity", "update"), BLOCKS),
     **dict.fromkeys(("init_state", "build", "train"), BLOCKS),
+    **dict.fromkeys(("Learner", "SAME"), "--norm-value"),
 }
 TWO_REWARDS = "two rewards, two values, and a predictor that learns what has been seen"
 RND_PAPER = "the defaults of Burda et al. 2018"

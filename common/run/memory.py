@@ -83,6 +83,13 @@ def estimate(args: Any, env: Any, state: Any, floats: int, activations: int, sam
     }
 
 
+def activations(args: Any, env: Any, widest: int = 0) -> int:
+    """Floats that the networks hold at once per observation: of hidden layers three times the widest one, or `widest`;
+    of convolutions, sizes of an observation."""
+    views = {"mlp": 0, "cnn": 9, "nature": 5, "impala": 50}[args.network]
+    return (widest or 3 * max(args.hidden_sizes)) + views * math.prod(env.obs_shape)
+
+
 def check(args: Any, env: Any, state: Any, floats: int, activations: int, sample: int) -> None:
     """Print what `estimate` says. Raise UsageError if the devices have less than an update or an evaluation needs. The
     arguments are those of `estimate`."""
