@@ -251,6 +251,14 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     revived = again("from the checkpoint; it may take millions of steps", ent_coef=bonus, init_from=source)
     step = "a smaller outer step, from scratch"
     smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
+    steps = value("update_epochs", 1) * value("num_minibatches", 1)
+    smallest = value("minibatch_size", 1) // 8 * (value("minibatch_size", 1) % 8 == 0)
+    few = f"from scratch: {steps} gradient steps per update are few, the clip hardly acts"
+    finer = (
+        again(few, minibatch_size=smallest)
+        if smallest and steps < arguments.FEW_STEPS and script in records.BRANCHED
+        else []
+    )
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
@@ -260,7 +268,7 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     tries = {
         "step": [*(smaller or slower), *envs, *count, *test],
         "no gain": [*count, *(smaller or slower), *envs, *test],
-        "settled": ["nothing, if this return is the best that there is", *revived, *envs],
+        "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
         "exploration": [*envs, *entropy],
         "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],
         "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],

@@ -54,6 +54,14 @@ def end(key: Key) -> float:
     return STEPS if key[0] == BREAKOUT and key[2] == FEW else entropy.STEPS[key[0]]
 
 
+def clipped(curve: Curve, level: float, last: float) -> float:
+    """The share of samples beyond the clip range, the mean over the run until the return first reaches the level; NaN
+    if it does not."""
+    returns, _ = entropy.windows(curve, last)
+    reached = np.flatnonzero(returns >= level)
+    return curve.mean("clipfrac", 0, (reached[0] + 1) * entropy.WINDOW) if reached.size else np.nan
+
+
 def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> dict[str, Any]:
     """What the rules ask for. branches: the stuck policies that go on with MANY minibatches."""
     kept = {key: [entropy.entropy_at(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
@@ -104,6 +112,9 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
             claim: [check._asdict() | {"outcome": check.outcome} for check in of] for claim, of in checks.items()
         },
         "entropy when the return first reaches the level": name(kept),
+        "share of samples beyond the clip range until then": name(
+            {key: [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
+        ),
         "return, last tenth": name(ends),
         "return of runs with one minibatch after all steps, last tenth": {
             spelled((BREAKOUT, n, FEW)): [c.mean("returns", 0.9 * STEPS, STEPS) for c in curves[BREAKOUT, n, FEW]]

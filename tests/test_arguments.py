@@ -237,6 +237,14 @@ def test_few_updates_are_warned_of_and_gradient_steps_counted():
     assert arguments.describe(many).endswith("12,800 gradient steps") and "\n" not in arguments.describe(many)
 
 
+@pytest.mark.parametrize("script, flags, steps", [(ppo, {}, 4), (ppo, {"num_minibatches": 4}, None), (pqn, {}, None)])
+def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(script, flags, steps):
+    """64 environments have one minibatch of the default size."""
+    told = arguments.describe(script.Args(num_envs=64, total_timesteps=10**6, update_epochs=4, **flags))
+    assert ("gradient steps per update" in told) == (steps is not None)
+    assert steps is None or f"note: {steps} gradient steps per update: the clip hardly acts" in told
+
+
 @pytest.mark.parametrize("flag", ["--runs-dir", "--results-dir"])
 def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, flag):
     (tmp_path / "file").write_text("")

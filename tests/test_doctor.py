@@ -169,6 +169,18 @@ def test_every_command_that_it_advises_is_understood(label, script):
             assert args.run_name is None and args.num_envs in (64, 512)
 
 
+@pytest.mark.parametrize(
+    "steps, minibatch, advised", [(32, 2048, 256), (32, 1024, 128), (32, 512, None), (33, 33, None)]
+)
+def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minibatch, advised):
+    """With four epochs: 4 and 8 gradient steps are few, 16 are not; a minibatch of 33 has no eighth."""
+    saved = {"env_id": "CartPole-v1", "num_envs": 64 if steps == 32 else 1, "num_steps": steps, "update_epochs": 4}
+    tries = doctor.advice("settled", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
+    told = [text for text in tries if "gradient steps per update are few" in text]
+    assert len(told) == (advised is not None)
+    assert all(f"--minibatch-size {advised}" in text for text in told)
+
+
 CSV = {
     "CleanRL": ("global_step,charts/episodic_return,losses/approx_kl", "{step},{ret},0.01"),
     "Stable-Baselines3": ("time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss", "{step},{ret},-0.7"),

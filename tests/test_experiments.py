@@ -1,6 +1,7 @@
 """experiments/headline.py and experiments/controllers.py: curves whose answer is known, and the harness beside the
 script that it drives."""
 
+import itertools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from scipy import stats
 import ppo
 import ppo_ewma
 from common.run.arguments import parse
-from experiments import controllers, entropy, exploration, headline, paper_a_runs, stuck
+from experiments import controllers, entropy, exploration, headline, inner, paper_a_runs, stuck
 
 # The headline
 
@@ -210,6 +211,79 @@ def test_rollouts_of_64_environments_are_as_large_as_those_of_more():
         assert runs[64, num_steps]["num_steps"] * 64 == num_envs * 32
         same = ("env_id", "sticky_actions", "seed")
         assert all(runs[64, num_steps][flag] == runs[num_envs, 32][flag] for flag in same)
+
+
+# Environments or gradient steps
+
+
+def kept_and_reached(entropies, level, end):
+    """Of seed s a return that soon reaches level + s / 10, and an entropy that stays; a tenth of it is clipped."""
+    x = np.linspace(0, end, 1025)[1:]
+    return [
+        headline.Curve(x, np.minimum(1, 10 * x / end) * (level + s / 10), x, x, *np.full((2, 1024), part * entropies))
+        for s, part in zip(range(5), (0.98, 0.99, 1.0, 1.01, 1.02), strict=True)
+    ]
+
+
+def both(entropies, levels):
+    """The runs of experiments/inner.py; entropies and levels by (environments, minibatches)."""
+    cells = {key: run for key, (run, *_) in inner.cells().items()}
+    steps = {key: dict(run.flags)["total_timesteps"] for key, run in cells.items()}
+    return {key: kept_and_reached(entropies(*key[1:]), levels(*key[1:]), steps[key]) for key in cells}
+
+
+BY_STEPS, BY_ENVS = (lambda n, m: {1: 0.1, 8: 0.4, 64: 0.8}[m]), (lambda n, m: {64: 0.1, 512: 0.4, 4096: 0.8}[n])
+LEVEL_BY_STEPS, LEVEL_BY_ENVS = (lambda n, m: 26 if m == 1 else 36), (lambda n, m: {64: 26, 512: 30, 4096: 36}[n])
+CLAIMS = (
+    "more gradient steps keep more entropy", "more environments do not",
+    "64 environments with more gradient steps end higher",
+    "with as many gradient steps more environments still end higher", "more gradient steps free a stuck policy",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "entropies, levels, freed, outcomes",
+    [
+        (BY_STEPS, LEVEL_BY_STEPS, 33, ["holds", "holds", "holds", "not enough data", "holds"]),
+        (BY_STEPS, LEVEL_BY_STEPS, 30, ["holds", "holds", "holds", "not enough data", "does not hold"]),  # 4 of 10
+        (BY_ENVS, LEVEL_BY_ENVS, 26, ["not enough data", "does not hold", "not enough data", "holds"]),
+        (
+            lambda *size: BY_STEPS(*size) + BY_ENVS(*size) / 8,
+            lambda *size: 2 * LEVEL_BY_STEPS(*size) + LEVEL_BY_ENVS(*size),
+            90, ["holds", "holds", "holds", "holds"],
+        ),
+    ],
+)  # fmt: skip
+def test_whether_environments_or_gradient_steps_keep_entropy(entropies, levels, freed, outcomes, tmp_path):
+    curves = both(entropies, levels)
+    found = inner.judge(curves, flat(freed))
+    assert [found["outcomes"][claim] for claim in CLAIMS][: len(outcomes)] == outcomes
+    assert len(found["checks"]["more gradient steps keep more entropy"]) == 3 * 2 + 2
+    bars = [check["below"] for check in found["checks"]["more environments do not"]]
+    assert bars == pytest.approx([0.25 * (entropies(4096, 64) - entropies(64, 1))] * 5)
+    kept = found["entropy when the return first reaches the level"]["Breakout, 512 environments, 8 minibatches"]
+    assert np.mean(kept) == pytest.approx(entropies(512, 8))
+    clipped = found["share of samples beyond the clip range until then"]["Breakout, 512 environments, 8 minibatches"]
+    assert clipped == pytest.approx(kept)
+    inner.draw(curves, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_all_environments_and_minibatches_are_there_and_else_the_headlines():
+    found = {key: [dict(run.flags) for run in of_one] for key, of_one in inner.cells().items()}
+    sizes = set(itertools.product((64, 512, 4096), (1, 8, 64)))
+    assert {key[1:] for key in found if key[0] == "Breakout"} == sizes
+    for (game, num_envs, parts), of_one in found.items():
+        assert [flags["seed"] for flags in of_one] == [0, 1, 2, 3, 4]
+        for flags in of_one:
+            args = ppo.Args(**flags)
+            assert (args.env_id, args.num_envs, args.num_minibatches) == (f"{game}-MinAtar", num_envs, parts)
+            assert args.num_steps == 32 and args.update_epochs == 4 and args.learning_rate == 1e-3
+            assert args.sticky_actions == (0.0 if game == "Asterix" else 0.1)
+            assert args.total_timesteps >= entropy.STEPS[game]
+    for size, parts in ((64, 1), (512, 8), (4096, 64)):
+        assert inner.cell(("Breakout", size, parts), 3) == headline.cell(size, 3)
+        assert inner.cell(("Asterix", size, parts), 3) == entropy.cell(("Asterix", size, 32), 3)
 
 
 def test_intervals_are_those_of_scipy():

@@ -40,6 +40,7 @@ Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
 Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
 NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
+FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/headline.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,4 +422,8 @@ def describe(args: Any) -> str:
     if args.num_updates < 100:
         advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
         said += f"\nnote: {args.num_updates} updates: nothing has time to happen; {advice}"
+    inner = args.update_epochs * args.num_minibatches
+    if inner < FEW_STEPS and hasattr(args, "clip_eps"):
+        said += f"\nnote: {inner} gradient steps per update: the clip hardly acts, and policies may get stuck "
+        said += "(docs/headline.md); raise --num-minibatches"
     return said
