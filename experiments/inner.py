@@ -116,6 +116,13 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
             {key: [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
         ),
         "return, last tenth": name(ends),
+        "gains of an update, last tenth: own, fresh": name(
+            {
+                key: [[c.mean(of, 0.9 * HALF, HALF) for c in of_one] for of in ("own", "fresh")]
+                for key, of_one in curves.items()
+                if key[0] == BREAKOUT
+            }
+        ),
         "return of runs with one minibatch after all steps, last tenth": {
             spelled((BREAKOUT, n, FEW)): [c.mean("returns", 0.9 * STEPS, STEPS) for c in curves[BREAKOUT, n, FEW]]
             for n in SIZES
@@ -133,41 +140,41 @@ def spelled(key: Key) -> str:
 
 
 def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
-    """Return over steps on Breakout, a panel for each number of minibatches; then return against entropy."""
+    """On Breakout: return over steps, a panel for each number of minibatches; then the entropy at the level."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.5, 4.2), layout="constrained")
-    panels = figure.subplots(1, 1 + len(MINIBATCHES), sharey=True)
-    colours = dict(zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True))
-    styles = dict(zip(MINIBATCHES, ("-", "--", ":"), strict=True))
-    for (game, num_envs, parts), of_one in curves.items():
-        if game != BREAKOUT:
-            continue
-        panel = panels[MINIBATCHES.index(parts)]
-        edges = np.linspace(0, HALF, 49)
-        values = np.array([[c.mean("returns", a, b) for c in of_one] for a, b in itertools.pairwise(edges)])
-        x = (edges[:-1] + edges[1:]) / 2e6
-        panel.plot(x, values, color=colours[num_envs], linewidth=0.6, alpha=0.4)
-        panel.plot(x, np.median(values, 1), color=colours[num_envs], linewidth=2, label=f"{num_envs:,} environments")
-        for curve in of_one:
-            returns, left = entropy.windows(curve, HALF)
-            panels[-1].plot(left, returns, styles[parts], color=colours[num_envs], linewidth=0.8, alpha=0.7)
-    for panel, parts in zip(panels, MINIBATCHES, strict=False):
-        panel.set_title(f"{4 * parts} gradient steps per update", fontsize=11)
+    panels = figure.subplots(1, 1 + len(MINIBATCHES))
+    *over_steps, at_level = panels
+    steps = [4 * parts for parts in MINIBATCHES]  # in four epochs
+    for num_envs, colour in zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True):
+        kept = []
+        for panel, parts in zip(over_steps, MINIBATCHES, strict=True):
+            of_one = curves[BREAKOUT, num_envs, parts]
+            edges = np.linspace(0, HALF, 49)
+            values = np.array([[c.mean("returns", a, b) for c in of_one] for a, b in itertools.pairwise(edges)])
+            x = (edges[:-1] + edges[1:]) / 2e6
+            panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
+            panel.plot(x, np.median(values, 1), color=colour, linewidth=2, label=f"{num_envs:,} environments")
+            key = (BREAKOUT, num_envs, parts)
+            kept.append([entropy.entropy_at(c, LEVELS[BREAKOUT], end(key)) for c in of_one])
+        at_level.plot(steps, kept, ".", color=colour, alpha=0.6)
+        at_level.plot(steps, np.mean(kept, 1), color=colour, linewidth=2)
+    for panel, count in zip(over_steps, steps, strict=True):
+        panel.set_title(f"return, {count} gradient steps per update", fontsize=10)
         panel.set_xlabel("million environment steps")
-    panels[-1].set_title("all of them: return and entropy", fontsize=11)
-    panels[-1].set_xlabel("entropy of the policy (nats)")
-    panels[-1].invert_xaxis()
-    for parts, style in styles.items():
-        panels[-1].plot([], [], style, color="#555555", label=f"{4 * parts} gradient steps")
+        panel.set_ylim(0, 25)
+    over_steps[0].legend(frameon=False, fontsize=9, loc="upper left")
+    at_level.set_title(f"entropy (nats) at a return of {LEVELS[BREAKOUT]:g}", fontsize=10)
+    at_level.set_xscale("log")
+    at_level.set_xticks(steps, map(str, steps))
+    at_level.minorticks_off()
+    at_level.set_xlabel("gradient steps per update")
+    at_level.set_ylim(0, None)
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(linewidth=0.5, alpha=0.35)
-    panels[0].set_ylim(0, None)
-    panels[0].set_ylabel("episode return")
-    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
-    panels[-1].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
 
 
