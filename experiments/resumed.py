@@ -3,8 +3,8 @@
     python -m experiments.resumed               # makes the missing runs, then results/resumed.json and resumed.png
     python -m experiments.resumed --dry-run     # prints the commands
 
-The policies are those of 64 environments with 8 minibatches in experiments/inner.py, at the end of their runs. They have
-not settled: an update gains much on its own transitions, and nothing on fresh ones. The rules are in
+The policies are those of 64 environments with 8 minibatches in experiments/inner.py, at the end of their runs. They
+have not settled: an update gains much on its own transitions, and nothing on fresh ones. The rules are in
 experiments/PREREGISTERED.md.
 """
 
