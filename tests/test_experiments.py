@@ -14,7 +14,7 @@ from scipy import stats
 import ppo
 import ppo_ewma
 from common.run.arguments import parse
-from experiments import controllers, entropy, exploration, headline, inner, paper_a_runs, stuck
+from experiments import controllers, entropy, exploration, headline, inner, paper_a_runs, resumed, stuck
 
 # The headline
 
@@ -284,6 +284,35 @@ def test_all_environments_and_minibatches_are_there_and_else_the_headlines():
     for size, parts in ((64, 1), (512, 8), (4096, 64)):
         assert inner.cell(("Breakout", size, parts), 3) == headline.cell(size, 3)
         assert inner.cell(("Asterix", size, parts), 3) == entropy.cell(("Asterix", size, 32), 3)
+
+
+@pytest.mark.parametrize(
+    "more, smaller, outcomes",
+    [(12, 4, ["holds", "does not hold"]), (4, 12, ["does not hold", "holds"]), (6, 6, ["not enough data"] * 2)],
+)
+def test_a_resumed_policy_is_compared_with_the_same_seed_unchanged(more, smaller, outcomes, tmp_path):
+    """Seeds differ by more than arms where both are 6."""
+    spread = [c._replace(returns=c.returns + (-1) ** s * 0.5) for s, c in enumerate(flat(smaller))]
+    branches = {resumed.UNCHANGED: flat(6), resumed.MORE: flat(more), resumed.SMALLER: spread}
+    if more == smaller:
+        branches[resumed.MORE] = spread
+    found = resumed.judge(branches, flat(5))
+    assert list(found["outcomes"].values()) == outcomes
+    assert found["gained, seed by seed"][resumed.UNCHANGED] == pytest.approx((1, 1, 1))
+    assert found["gains of an update and entropy, last half"]["before"]["entropy"] == pytest.approx([0.2] * 5)
+    resumed.draw(branches, flat(5), tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_resumed_policies_start_where_their_runs_end_and_keep_the_size_of_minibatches():
+    for name, of_one in resumed.cells().items():
+        num_envs, changed = resumed.ARMS[name]
+        for seed, run in enumerate(of_one):
+            assert run.source == inner.cell(("Breakout", 64, 8), seed) and run.source_update == run.source.num_updates
+            args, source = ppo.Args(**dict(run.flags)), ppo.Args(**dict(run.source.flags))
+            assert args.minibatch_size == source.minibatch_size == 256 and args.num_envs == num_envs
+            assert args.total_timesteps == source.total_timesteps == headline.HALF and args.seed == seed
+            assert args.clip_eps == changed.get("clip_eps", source.clip_eps)
 
 
 def test_intervals_are_those_of_scipy():
