@@ -118,9 +118,9 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
         "return, last tenth": name(ends),
         "gains of an update, last tenth: own, fresh": name(
             {
-                key: [[c.mean(of, 0.9 * HALF, HALF) for c in of_one] for of in ("own", "fresh")]
+                key: [[c.mean(of, 0.9 * last, last) for c in of_one] for of in ("own", "fresh")]
                 for key, of_one in curves.items()
-                if key[0] == BREAKOUT
+                for last in [entropy.STEPS[key[0]]]
             }
         ),
         "return of runs with one minibatch after all steps, last tenth": {
@@ -140,41 +140,39 @@ def spelled(key: Key) -> str:
 
 
 def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
-    """On Breakout: return over steps, a panel for each number of minibatches; then the entropy at the level."""
+    """Return over steps: Breakout with few gradient steps per update, then all three games with many. On the other
+    games few are dashed. Thick lines are medians."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
-    panels = figure.subplots(1, 1 + len(MINIBATCHES))
-    *over_steps, at_level = panels
-    steps = [4 * parts for parts in MINIBATCHES]  # in four epochs
-    for num_envs, colour in zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True):
-        kept = []
-        for panel, parts in zip(over_steps, MINIBATCHES, strict=True):
-            of_one = curves[BREAKOUT, num_envs, parts]
-            edges = np.linspace(0, HALF, 49)
-            values = np.array([[c.mean("returns", a, b) for c in of_one] for a, b in itertools.pairwise(edges)])
-            x = (edges[:-1] + edges[1:]) / 2e6
-            panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
-            panel.plot(x, np.median(values, 1), color=colour, linewidth=2, label=f"{num_envs:,} environments")
-            key = (BREAKOUT, num_envs, parts)
-            kept.append([entropy.entropy_at(c, LEVELS[BREAKOUT], end(key)) for c in of_one])
-        at_level.plot(steps, kept, ".", color=colour, alpha=0.6)
-        at_level.plot(steps, np.mean(kept, 1), color=colour, linewidth=2)
-    for panel, count in zip(over_steps, steps, strict=True):
-        panel.set_title(f"return, {count} gradient steps per update", fontsize=10)
+    figure = Figure(figsize=(12.5, 3.9), layout="constrained")
+    panels = figure.subplots(1, 1 + len(LEVELS))
+    colours = dict(zip(SIZES, colormaps["viridis"]([0.0, 0.45, 0.8]), strict=True))
+    few, many = (4 * parts for parts in (FEW, MANY))  # gradient steps: there are four epochs
+    shown = [(BREAKOUT, FEW), *((game, MANY) for game in LEVELS)]
+
+    def line(panel: Any, key: Key, style: str, label: str | None) -> None:
+        last = entropy.STEPS[key[0]]
+        edges = np.linspace(0, last, 49)
+        values = np.array([[c.mean("returns", a, b) for c in curves[key]] for a, b in itertools.pairwise(edges)])
+        x = (edges[:-1] + edges[1:]) / 2e6
+        panel.plot(x, values, style, color=colours[key[1]], linewidth=0.6, alpha=0.4)
+        panel.plot(x, np.median(values, 1), style, color=colours[key[1]], linewidth=2, label=label)
+
+    for panel, (game, parts) in zip(panels, shown, strict=True):
+        for num_envs in SIZES if game == BREAKOUT else (SMALL, LARGE):
+            line(panel, (game, num_envs, parts), "-", f"{num_envs:,} environments")
+        if game != BREAKOUT:
+            line(panel, (game, SMALL, FEW), "--", f"{SMALL}, {few} gradient steps")
+        panel.set_title(f"{game}, {few if parts == FEW else many} gradient steps", fontsize=11)
         panel.set_xlabel("million environment steps")
-        panel.set_ylim(0, 25)
-    over_steps[0].legend(frameon=False, fontsize=9, loc="upper left")
-    at_level.set_title(f"entropy (nats) at a return of {LEVELS[BREAKOUT]:g}", fontsize=10)
-    at_level.set_xscale("log")
-    at_level.set_xticks(steps, map(str, steps))
-    at_level.minorticks_off()
-    at_level.set_xlabel("gradient steps per update")
-    at_level.set_ylim(0, None)
-    for panel in panels:
+        panel.set_ylim(0, 35 if game == BREAKOUT else None)
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(linewidth=0.5, alpha=0.35)
+    panels[0].set_ylabel("episode return")
+    for panel in (panels[0], panels[-1]):
+        panel.legend(frameon=False, fontsize=9, loc="upper left")
+    panels[-1].set_ylim(top=1.3 * panels[-1].get_ylim()[1])  # room for the legend
     figure.savefig(out, dpi=110)
 
 

@@ -3,9 +3,9 @@
     python -m experiments.resumed               # makes the missing runs, then results/resumed.json and resumed.png
     python -m experiments.resumed --dry-run     # prints the commands
 
-The policies are those of 64 environments with 8 minibatches in experiments/inner.py, at the end of their runs. They
-have not settled: an update gains much on its own transitions, and nothing on fresh ones. The rules are in
-experiments/PREREGISTERED.md.
+The policies are those of 64 environments in experiments/inner.py, at the end of their runs: with 64 minibatches on
+Asterix, with 8 on Breakout. They have not settled: an update gains much on its own transitions, and nothing on fresh
+ones. The rules are in experiments/PREREGISTERED.md.
 """
 
 import itertools
@@ -23,77 +23,88 @@ from experiments.entropy import BREAKOUT
 from experiments.headline import HALF, SEEDS, SIZES, Curve, interval
 
 SMALL, LARGE = SIZES[0], SIZES[-1]
-PARTS = 8  # minibatches of 64 environments
-SIZE = SMALL * headline.NUM_STEPS // PARTS  # of a minibatch
 UNCHANGED, MORE, SMALLER = "unchanged", "4,096 environments", "ε ÷ 4"
-ARMS: dict[str, tuple[int, dict[str, Any]]] = {
-    UNCHANGED: (SMALL, {}),
-    MORE: (LARGE, {}),
-    SMALLER: (SMALL, {"clip_eps": 0.05}),
-}
+ASTERIX = "Asterix"
+PARTS = {ASTERIX: 64, BREAKOUT: 8}  # minibatches of the policies
+STEPS = {ASTERIX: 2**22, BREAKOUT: HALF}  # for which they go on
+# On Asterix, 4,096 environments keep the number of gradient steps per update; on Breakout the size of minibatches.
+GROWN = {ASTERIX: {"num_minibatches": 64}, BREAKOUT: {"minibatch_size": 256}}
+
+Key = tuple[str, str]  # game, arm
 
 
-def branch(num_envs: int, seed: int, **changed: Any) -> grid.Cell:
-    """The policy at the end of its run, which goes on for as many steps with minibatches of the same size."""
-    source = inner.cell((BREAKOUT, SMALL, PARTS), seed)
-    run = headline.cell(num_envs, seed, HALF, minibatch_size=SIZE, **changed)
-    varied = {"resumed": f"with-{num_envs}", **changed, "seed": seed}
-    return grid.named("ppo", dict(run.flags), varied, run.num_updates, source, source.num_updates)
+def branch(game: str, arm: str, seed: int) -> grid.Cell:
+    """The policy at the end of its run, which goes on."""
+    source = inner.cell((game, SMALL, PARTS[game]), seed)
+    kept = {name: value for name, value in source.flags if name in ("env_id", "sticky_actions", "num_minibatches")}
+    num_envs, changed = (LARGE, dict(GROWN[game])) if arm == MORE else (SMALL, {})
+    changed |= {"clip_eps": 0.05} if arm == SMALLER else {}
+    if "minibatch_size" in changed:
+        kept.pop("num_minibatches")
+    updates = STEPS[game] // (num_envs * headline.NUM_STEPS)
+    flags = kept | {"num_envs": num_envs, "total_timesteps": STEPS[game], "seed": seed, "num_eval_episodes": 0}
+    flags |= {"log_every": max(1, updates // 384)} | changed
+    varied = {"resumed": game, "envs": num_envs, **changed, "seed": seed}
+    return grid.named("ppo", flags, varied, updates, source, source.num_updates)
 
 
-def cells() -> dict[str, list[grid.Cell]]:
-    """The branches, by arm."""
-    return {name: [branch(n, seed, **flags) for seed in SEEDS] for name, (n, flags) in ARMS.items()}
+def cells() -> dict[Key, list[grid.Cell]]:
+    """The branches, by game and arm."""
+    arms = (UNCHANGED, MORE, SMALLER)
+    return {(game, arm): [branch(game, arm, seed) for seed in SEEDS] for game in PARTS for arm in arms}
 
 
-def judge(branches: Mapping[str, Sequence[Curve]], sources: Sequence[Curve]) -> dict[str, Any]:
-    """What the rules ask for. sources: the runs that the branches go on from."""
-    ends = {name: [c.mean("returns", 0.9 * HALF, HALF) for c in of_one] for name, of_one in branches.items()}
-    before = [c.mean("returns", 0.9 * HALF, HALF) for c in sources]
-    checks = {
-        name: verdicts.difference(
-            f"return, {name} less {UNCHANGED}, seed by seed", np.subtract(ends[name], ends[UNCHANGED]), 0.0, above=0.0
-        )
-        for name in (MORE, SMALLER)
-    }
-    gains = {
-        name: {of: [c.mean(of, 0.5 * HALF, HALF) for c in curves] for of in ("own", "fresh", "entropy")}
-        for name, curves in {"before": sources, **branches}.items()
-    }
-    return {
-        "outcomes": {name: check.outcome for name, check in checks.items()},
-        "checks": [check._asdict() | {"outcome": check.outcome} for check in checks.values()],
-        "return before, last tenth": before,
-        "return, last tenth": ends,
-        "mean": {name: interval(values) for name, values in ends.items()},
-        "gained, seed by seed": {name: interval(list(np.subtract(ends[name], before))) for name in ends},
-        "gains of an update and entropy, last half": gains,
-    }
+def judge(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
+    """What the rules ask for. sources: the runs that the branches go on from, by game."""
+    told: dict[str, Any] = {}
+    for game, before in sources.items():
+        curves = {arm: of_one for (of, arm), of_one in branches.items() if of == game}
+        ends = {arm: [c.mean("returns", 0.9 * STEPS[game], STEPS[game]) for c in of] for arm, of in curves.items()}
+        start = [c.mean("returns", 0.9 * c.steps[-1], c.steps[-1]) for c in before]
+        checks = [
+            verdicts.difference(
+                f"return, {arm} less {UNCHANGED}, seed by seed", np.subtract(ends[arm], ends[UNCHANGED]), 0.0, above=0.0
+            )
+            for arm in (MORE, SMALLER)
+        ]
+        told[game] = {
+            "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+            "return before, last tenth": start,
+            "return, last tenth": ends,
+            "mean": {"before": interval(start)} | {arm: interval(values) for arm, values in ends.items()},
+            "of an update before, last tenth": {
+                of: [c.mean(of, 0.9 * c.steps[-1], c.steps[-1]) for c in before] for of in ("own", "fresh", "entropy")
+            },
+        }
+    return told
 
 
-def draw(branches: Mapping[str, Sequence[Curve]], sources: Sequence[Curve], out: Path) -> None:
+def draw(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequence[Curve]], out: Path) -> None:
     """Return over steps: the runs up to the branch, and each arm from there on, a line per seed and the median."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    panel = figure.subplots()
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    panels = figure.subplots(1, len(sources))
+    for panel, (game, before) in zip(panels, sources.items(), strict=True):
+        start = before[0].steps[-1]
 
-    def line(curves: Sequence[Curve], colour: str, label: str, after: float) -> None:
-        edges = np.linspace(0, HALF, 25)
-        values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
-        x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
-        panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
-        panel.plot(x, np.median(values, 1), color=colour, linewidth=2, label=label)
+        def line(curves: Sequence[Curve], colour: str, label: str, after: float, panel: Any = panel) -> None:
+            edges = np.linspace(0, curves[0].steps[-1], 25)
+            values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
+            x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
+            panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
+            panel.plot(x, np.median(values, 1), color=colour, linewidth=2, label=label)
 
-    line(sources, "#440154", f"{SMALL} environments, {4 * PARTS} gradient steps per update", 0)
-    for name, colour in ((UNCHANGED, "#888888"), (SMALLER, "#E69F00"), (MORE, "#35B779")):
-        line(branches[name], colour, f"goes on: {name}", HALF)
-    panel.set_ylim(0, None)
-    panel.set_xlabel("million environment steps")
-    panel.set_ylabel("episode return")
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(linewidth=0.5, alpha=0.35)
-    panel.legend(frameon=False, fontsize=9, loc="upper left")
+        line(before, "#440154", f"{SMALL} environments", 0)
+        for arm, colour in ((UNCHANGED, "#888888"), (SMALLER, "#E69F00"), (MORE, "#35B779")):
+            line(branches[game, arm], colour, f"goes on: {arm}", start)
+        panel.set_title(f"{game}, {4 * PARTS[game]} gradient steps per update", fontsize=11)
+        panel.set_ylim(0, None)
+        panel.set_xlabel("million environment steps")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(linewidth=0.5, alpha=0.35)
+    panels[0].set_ylabel("episode return")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
 
 
@@ -114,12 +125,12 @@ def main(
     runs = cells()
     if not grid.made([run for of_one in runs.values() for run in of_one], runs_dir, jobs, say, dry_run):
         return
-    curves = {name: [headline.curve(runs_dir / run.name) for run in of_one] for name, of_one in runs.items()}
-    sources = [headline.curve(runs_dir / run.source.name) for run in runs[UNCHANGED]]
+    curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
+    sources = {game: [headline.curve(runs_dir / run.source.name) for run in runs[game, UNCHANGED]] for game in PARTS}
     found = judge(curves, sources)
     print(json.dumps(results.rounded(found), indent=1))
     how = results.facts("resumed", "## Do policies on a plateau of noise go on?")
-    how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
+    how |= {"commands": {", ".join(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
     results.write(out, how | found)
     draw(curves, sources, out.with_suffix(".png"))
 

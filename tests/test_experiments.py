@@ -293,26 +293,38 @@ def test_all_environments_and_minibatches_are_there_and_else_the_headlines():
 def test_a_resumed_policy_is_compared_with_the_same_seed_unchanged(more, smaller, outcomes, tmp_path):
     """Seeds differ by more than arms where both are 6."""
     spread = [c._replace(returns=c.returns + (-1) ** s * 0.5) for s, c in enumerate(flat(smaller))]
-    branches = {resumed.UNCHANGED: flat(6), resumed.MORE: flat(more), resumed.SMALLER: spread}
-    if more == smaller:
-        branches[resumed.MORE] = spread
-    found = resumed.judge(branches, flat(5))
-    assert list(found["outcomes"].values()) == outcomes
-    assert found["gained, seed by seed"][resumed.UNCHANGED] == pytest.approx((1, 1, 1))
-    assert found["gains of an update and entropy, last half"]["before"]["entropy"] == pytest.approx([0.2] * 5)
-    resumed.draw(branches, flat(5), tmp_path / "x.png")
+    arms = {
+        resumed.UNCHANGED: flat(6),
+        resumed.MORE: spread if more == smaller else flat(more),
+        resumed.SMALLER: spread,
+    }
+    branches = {(game, arm): curves for game in resumed.PARTS for arm, curves in arms.items()}
+    sources = dict.fromkeys(resumed.PARTS, flat(5))
+    for found in resumed.judge(branches, sources).values():
+        assert [check["outcome"] for check in found["checks"]] == outcomes
+        assert found["mean"]["before"][0] == pytest.approx(5.2) and found["mean"][resumed.UNCHANGED][
+            0
+        ] == pytest.approx(6.2)
+        assert found["of an update before, last tenth"]["entropy"] == pytest.approx([0.2] * 5)
+    resumed.draw(branches, sources, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
-def test_resumed_policies_start_where_their_runs_end_and_keep_the_size_of_minibatches():
-    for name, of_one in resumed.cells().items():
-        num_envs, changed = resumed.ARMS[name]
+def test_resumed_policies_start_where_their_runs_end():
+    for (game, arm), of_one in resumed.cells().items():
+        parts = {"Asterix": 64, "Breakout": 8}[game]
         for seed, run in enumerate(of_one):
-            assert run.source == inner.cell(("Breakout", 64, 8), seed) and run.source_update == run.source.num_updates
+            assert run.source == inner.cell((game, 64, parts), seed) and run.source_update == run.source.num_updates
             args, source = ppo.Args(**dict(run.flags)), ppo.Args(**dict(run.source.flags))
-            assert args.minibatch_size == source.minibatch_size == 256 and args.num_envs == num_envs
-            assert args.total_timesteps == source.total_timesteps == headline.HALF and args.seed == seed
-            assert args.clip_eps == changed.get("clip_eps", source.clip_eps)
+            assert args.env_id == source.env_id == f"{game}-MinAtar" and args.seed == seed
+            assert args.sticky_actions == source.sticky_actions and args.num_envs == (
+                4096 if arm == resumed.MORE else 64
+            )
+            assert args.clip_eps == (0.05 if arm == resumed.SMALLER else source.clip_eps)
+            if game == "Asterix" or arm != resumed.MORE:
+                assert args.num_minibatches == source.num_minibatches == parts
+            if game == "Breakout":
+                assert args.minibatch_size == source.minibatch_size == 256
 
 
 def test_intervals_are_those_of_scipy():
