@@ -74,6 +74,7 @@ class Curve(NamedTuple):
     fresh: np.ndarray
     entropy: np.ndarray
     clipfrac: np.ndarray | None = None  # the share of an update's samples that are beyond the clip range
+    weight_norm: np.ndarray | None = None  # measured in some lines
 
     def mean(self, key: str, start: float, end: float) -> float:
         """Mean over the lines whose step is in (start, end]; lines without a value are left out."""
@@ -89,7 +90,8 @@ class Curve(NamedTuple):
 def curve(run: Path) -> Curve:
     """The lines of training of a run of one seed; what a line lacks is NaN, such as the first update's fresh gain."""
     lines = [line for line in plots.read_lines(run) if "outer/own_gain" in line]
-    keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain", "losses/entropy", "losses/clipfrac")
+    keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain", "losses/entropy")
+    keys += ("losses/clipfrac", "plasticity/weight_norm")
     return Curve(*np.array([[line.get(key) for line in lines] for key in keys], np.float64))
 
 

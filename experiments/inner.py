@@ -116,6 +116,23 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
             {key: [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
         ),
         "return, last tenth": name(ends),
+        "weight norm, last tenth": name(
+            {
+                key: [c.mean("weight_norm", 0.9 * last, last) for c in of_one]
+                for key, of_one in curves.items()
+                for last in [entropy.STEPS[key[0]]]
+            }
+        ),
+        "growth from third to last quarter": name(
+            {
+                key: [
+                    c.mean("returns", 0.75 * last, last) / c.mean("returns", 0.5 * last, 0.75 * last) - 1
+                    for c in of_one
+                ]
+                for key, of_one in curves.items()
+                for last in [entropy.STEPS[key[0]]]
+            }
+        ),
         "gains of an update, last tenth: own, fresh": name(
             {
                 key: [[c.mean(of, 0.9 * last, last) for c in of_one] for of in ("own", "fresh")]

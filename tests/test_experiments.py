@@ -220,7 +220,7 @@ def kept_and_reached(entropies, level, end):
     """Of seed s a return that soon reaches level + s / 10, and an entropy that stays; a tenth of it is clipped."""
     x = np.linspace(0, end, 1025)[1:]
     return [
-        headline.Curve(x, np.minimum(1, 10 * x / end) * (level + s / 10), x, x, *np.full((2, 1024), part * entropies))
+        headline.Curve(x, np.minimum(1, 10 * x / end) * (level + s / 10), x, x, *np.full((3, 1024), part * entropies))
         for s, part in zip(range(5), (0.98, 0.99, 1.0, 1.01, 1.02), strict=True)
     ]
 
