@@ -26,6 +26,7 @@ MINIBATCHES = (1, 8, 64)  # of an epoch; there are four epochs
 PARTS = dict(zip(SIZES, MINIBATCHES, strict=True))  # those with minibatches of 2,048: the headline's
 SMALL, MIDDLE, LARGE = SIZES
 FEW, SOME, MANY = MINIBATCHES
+ASTERIX = "Asterix"
 SHARE = 0.25  # of what LARGE with MANY keep beyond SMALL with FEW
 OTHERS = ((SMALL, FEW), (SMALL, MANY), (MIDDLE, FEW), (LARGE, MANY))  # on the other games
 
@@ -49,6 +50,12 @@ def cells() -> dict[Key, list[grid.Cell]]:
     return {key: [cell(key, seed) for seed in SEEDS] for key in keys}
 
 
+def slower() -> list[grid.Cell]:
+    """The runs of Asterix with the smallest minibatches and a tenth of the learning rate."""
+    flags = {"num_minibatches": MANY, "learning_rate": 1e-4}
+    return [entropy.cell((ASTERIX, SMALL, SHORT), seed, **flags) for seed in SEEDS]
+
+
 def end(key: Key) -> float:
     """Up to which step a run counts."""
     return STEPS if key[0] == BREAKOUT and key[2] == FEW else entropy.STEPS[key[0]]
@@ -62,8 +69,8 @@ def clipped(curve: Curve, level: float, last: float) -> float:
     return curve.mean("clipfrac", 0, (reached[0] + 1) * entropy.WINDOW) if reached.size else np.nan
 
 
-def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> dict[str, Any]:
-    """What the rules ask for. branches: the stuck policies that go on with MANY minibatches."""
+def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gentle: Sequence[Curve]) -> dict[str, Any]:
+    """What the rules ask for. branches: the stuck policies that go on with MANY minibatches; gentle: `slower`."""
     kept = {key: [entropy.entropy_at(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
     ends = {
         key: [c.mean("returns", 0.9 * last, last) for c in of_one]
@@ -95,6 +102,9 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
     unchanged = [c.mean("returns", STEPS - 0.1 * HALF, STEPS) for c in curves[BREAKOUT, SMALL, FEW]]
     freed = [c.mean("returns", 0.9 * HALF, HALF) for c in branches]
     bar = 0.5 * float(np.mean(ends[BREAKOUT, SMALL, MANY]) - np.mean(ends[BREAKOUT, SMALL, FEW]))
+    last = entropy.STEPS[ASTERIX]
+    gained = [c.mean("returns", 0.9 * last, last) for c in gentle]
+    half = 0.5 * float(np.mean(ends[ASTERIX, LARGE, MANY]) - np.mean(ends[ASTERIX, SMALL, MANY]))
     checks = {
         "more gradient steps keep more entropy": more_steps,
         "more environments do not": more_envs,
@@ -102,6 +112,11 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
         "with as many gradient steps more environments still end higher": still,
         "more gradient steps free a stuck policy": [
             verdicts.difference("return, seed by seed", np.subtract(freed, unchanged), 0.0, above=bar)
+        ],
+        "the plateau of Asterix is mostly that of the learning rate": [
+            verdicts.difference(
+                "return, 1e-4 less 1e-3", np.array(gained), np.array(ends[ASTERIX, SMALL, MANY]), above=half
+            )
         ],
     }
     name = lambda keyed: {spelled(key): value for key, value in keyed.items()}  # noqa: E731
@@ -147,6 +162,15 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve]) -> d
         "of stuck policies with 64 minibatches": {
             "return, last tenth": freed,
             "first million steps above 7": [stuck.left(c, 0.0) for c in branches],
+        },
+        "of Asterix with a learning rate of 1e-4": {
+            "return, last tenth": gained,
+            "return, quarters": [
+                [c.mean("returns", q * last / 4, (q + 1) * last / 4) for c in gentle] for q in range(4)
+            ],
+            "gains of an update, last tenth: own, fresh": [
+                [c.mean(of, 0.9 * last, last) for c in gentle] for of in ("own", "fresh")
+            ],
         },
     }
 
@@ -208,13 +232,15 @@ def main(
         out: The file to write; the picture lies beside it.
     """
     runs, freed = cells(), [stuck.branch(SMALL, seed, num_minibatches=MANY) for seed in SEEDS]
-    everything = [run for of_one in (*runs.values(), freed) for run in of_one]
+    gentle = slower()
+    everything = [run for of_one in (*runs.values(), freed, gentle) for run in of_one]
     if not grid.made(everything, runs_dir, jobs, say, dry_run):
         return
     curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
-    found = judge(curves, [headline.curve(runs_dir / run.name) for run in freed])
+    rest = ([headline.curve(runs_dir / run.name) for run in of_one] for of_one in (freed, gentle))
+    found = judge(curves, *rest)
     print(json.dumps(results.rounded(found["outcomes"]), indent=1))
-    how = results.facts("inner", "## Environments or gradient steps?")
+    how = results.facts("inner", "## Environments or gradient steps?", "## Is it the learning rate?")
     how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
     results.write(out, how | found)
     draw(curves, out.with_suffix(".png"))

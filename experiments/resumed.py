@@ -21,10 +21,11 @@ from common.run.tracking import say
 from experiments import grid, headline, inner, results, verdicts
 from experiments.entropy import BREAKOUT
 from experiments.headline import HALF, SEEDS, SIZES, Curve, interval
+from experiments.inner import ASTERIX
 
 SMALL, LARGE = SIZES[0], SIZES[-1]
 UNCHANGED, MORE, SMALLER = "unchanged", "4,096 environments", "ε ÷ 4"
-ASTERIX = "Asterix"
+
 PARTS = {ASTERIX: 64, BREAKOUT: 8}  # minibatches of the policies
 STEPS = {ASTERIX: 2**22, BREAKOUT: HALF}  # for which they go on
 # On Asterix, 4,096 environments keep the number of gradient steps per update; on Breakout the size of minibatches.

@@ -256,7 +256,7 @@ CLAIMS = (
 )  # fmt: skip
 def test_whether_environments_or_gradient_steps_keep_entropy(entropies, levels, freed, outcomes, tmp_path):
     curves = both(entropies, levels)
-    found = inner.judge(curves, flat(freed))
+    found = inner.judge(curves, flat(freed), flat(30, entropy.STEPS["Asterix"]))
     assert [found["outcomes"][claim] for claim in CLAIMS][: len(outcomes)] == outcomes
     assert len(found["checks"]["more gradient steps keep more entropy"]) == 3 * 2 + 2
     bars = [check["below"] for check in found["checks"]["more environments do not"]]
@@ -265,6 +265,9 @@ def test_whether_environments_or_gradient_steps_keep_entropy(entropies, levels, 
     assert np.mean(kept) == pytest.approx(entropies(512, 8))
     clipped = found["share of samples beyond the clip range until then"]["Breakout, 512 environments, 8 minibatches"]
     assert clipped == pytest.approx(kept)
+    few, many = levels(64, 64), levels(4096, 64)
+    (rate,) = found["checks"]["the plateau of Asterix is mostly that of the learning rate"]
+    assert rate["above"] == pytest.approx((many - few) / 2) and rate["estimate"] == pytest.approx(30 - few)
     inner.draw(curves, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
@@ -281,6 +284,10 @@ def test_all_environments_and_minibatches_are_there_and_else_the_headlines():
             assert args.num_steps == 32 and args.update_epochs == 4 and args.learning_rate == 1e-3
             assert args.sticky_actions == (0.0 if game == "Asterix" else 0.1)
             assert args.total_timesteps >= entropy.STEPS[game]
+    for run in inner.slower():
+        flags = dict(run.flags)
+        usual = dict(inner.cell(("Asterix", 64, 64), flags["seed"]).flags)
+        assert flags == usual | {"learning_rate": 1e-4}
     for size, parts in ((64, 1), (512, 8), (4096, 64)):
         assert inner.cell(("Breakout", size, parts), 3) == headline.cell(size, 3)
         assert inner.cell(("Asterix", size, parts), 3) == entropy.cell(("Asterix", size, 32), 3)
