@@ -42,7 +42,7 @@ def epochs(script, args):
     batch = jax.tree.map(jnp.asarray, batch._replace(log_prob=dist.log_prob(batch.action)))
     if script is sapg:
         zeros = jnp.zeros(64)
-        batch = [sapg.Batch(*batch, zeros.astype(int), zeros.astype(bool), zeros)]
+        batch = sapg.Batch(*batch, zeros.astype(int), zeros.astype(bool), zeros)
     stats = [ppo_ewma.Proximal(params, jnp.ones(()))] if script is ppo_ewma else []
     learner = script.Learner(params, script.ADAM.init(params), *stats, None, None)
 
