@@ -122,6 +122,13 @@ def inner():
     yield "goes along the diagonal of the table: {:.1f}, {:.1f}, {:.1f}".format(*diagonal)
     long = [np.mean(read("entropy")[ends][f"Breakout, 64 × {steps}"]) for steps in (256, 2048)]
     yield "go along the diagonal, too, and end at {:.1f} and {:.1f}".format(*long)
+    gentle = found["of Asterix with a learning rate of 1e-4"]["return, last tenth"]
+    (check,) = found["checks"]["the plateau of Asterix is mostly that of the learning rate"]
+    assert check["outcome"] == "not enough data"
+    yield f"a tenth of the learning rate end at {np.mean(gentle):.1f}."
+    yield f"at {spread(gentle, 1)} in place of {few[2]:.1f}"
+    told = f"{check['estimate']:.1f} more ({check['low']:.1f} to {check['high']:.1f})"
+    yield f"{told} where the rule asked for {check['above']:.1f}"
     freed = found["of stuck policies with 64 minibatches"]
     above = sum(x > 7 for x in freed["return, last tenth"])
     start = spread(of(ends, 64, 64), 1)
@@ -143,7 +150,7 @@ def resumed():
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
     many, same = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "unchanged"))
     told = f"({more['estimate']:.2f} more, {more['low']:.2f} to {more['high']:.2f})"
-    yield f"they have {many:.2f} after 4.2M more steps, unchanged ones {same:.2f}"
+    yield f"given 4,096 environments, have {many:.2f} after 4.2M more steps, unchanged ones {same:.2f}"
     yield f"to {many:.2f} in place of {same:.2f} after 4.2M more steps {told}"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
@@ -391,7 +398,6 @@ NOT_COMPUTED = {
     "when the return first reaches 5, their": "LEVELS",
     "With 256 gradient steps": "MANY",
     "256 gradient steps (the other three): 64 environments end far below 4,096": "computed in inner()",
-    "Given 4,096 environments, such policies": "experiments/resumed.py",
     "64 environments have to choose": "SMALL",
     "On SpaceInvaders and Asterix they end higher with 4 gradient steps": "computed in inner()",
     "For 4,096 environments 256 are not too many": "the largest that was tried",
@@ -399,7 +405,13 @@ NOT_COMPUTED = {
     "On SpaceInvaders 256 gradient steps": "OTHERS",
     "than 64.": "OTHERS",
     "96 updates of so few gradient steps": "HALF / (4,096 x 32)",
-    "have made 64 times as many gradient steps, in minibatches of 32, and have 4 to 5 times": "computed in inner()",
+    "have made 64 times as many gradient steps": "computed in inner()",
+    "and have 4 to 5 times the weights": "computed in inner()",
+    "of 4,096 environments": "LARGE",
+    "half of the gap to 4,096": "computed in inner()",
+    "These minibatches have 32 transitions": "64 x 32 / 64",
+    "with a tenth of the learning rate 64 environments on Asterix end": "computed in inner()",
+    "from the start 64 environments with": "computed in inner()",
     "On Asterix 64 environments with 4 gradient steps end no lower than 4,096 with 256": "results/inner.json",
     "64 environments with rollouts of 256 or 2,048 steps": "experiments/entropy.py",
     "256 gradient steps free all five policies within 2M steps": "computed in stuck()",
