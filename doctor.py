@@ -252,13 +252,9 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     step = "a smaller outer step, from scratch"
     smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
     steps = value("update_epochs", 1) * value("num_minibatches", 1)
-    smallest = value("minibatch_size", 1) // 8 * (value("minibatch_size", 1) % 8 == 0)
-    few = f"from scratch: {steps} gradient steps per update are few, the clip hardly acts"
-    finer = (
-        again(few, minibatch_size=smallest)
-        if smallest and steps < arguments.FEW_STEPS and script in records.BRANCHED
-        else []
-    )
+    size, rest = divmod(value("minibatch_size", 1), 8)
+    few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
+    finer = again(f"from scratch: {steps} gradient steps per update are few", minibatch_size=size) if few else []
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []

@@ -39,7 +39,7 @@ from common.shuffle import random_permutation
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # fixed by --init-from
+SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # --init-from keeps these
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 

@@ -129,10 +129,7 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
                 label = f"{key[1]:,} environments × {key[2]:,} steps" if seed == 0 else None
                 panel.plot(entropy, returns, style, color=colour, linewidth=0.8, alpha=0.8, label=label)
         panel.axhline(level, color="#888888", linewidth=1, linestyle=":")
-        panel.set_title(game, fontsize=11)
-        panel.set_xlabel("entropy of the policy (nats)")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(linewidth=0.5, alpha=0.35)
+        headline.tidy(panel, game, "entropy of the policy (nats)")
         panel.invert_xaxis()
         panel.set_ylim(bottom=0)
     panels[0].set_ylim(top=1.4 * panels[0].get_ylim()[1])  # room for the legend

@@ -80,7 +80,8 @@ PRESETS = {
         games=("xminigrid/MiniGrid-DoorKey-16x16",), sizes=(512, 4096, 32768), total_timesteps=2**27,
         base=DOORKEY | dict(minibatch_size=4096, stagger_resets=511), rnd=dict(obs_warmup_steps=16),
     ),
-    # Sizes and settings are those of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not say which N.
+    # Steps, minibatches, learning rate and warm-up of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not
+    # say with which N. As in Burda et al. 2018, losing a life ends no episode and values are not clipped.
     "paper": Preset(
         about="envpool's Montezuma's Revenge and Phoenix, the rebuttal's of paper B, 210M steps, 5 seeds, a run each",
         games=("envpool/MontezumaRevenge-v5", "envpool/Phoenix-v5"), sizes=(32, 128, 512), total_timesteps=200 * 2**20,

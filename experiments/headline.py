@@ -9,6 +9,7 @@ on Breakout-MinAtar with sticky actions, except for what ARMS says.
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,15 +229,32 @@ def draw(curves: dict[str, list[Curve]], out: Path) -> None:
         "episode return, for half of the steps",
     )
     for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=11)
-        panel.set_xlabel("million environment steps")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(linewidth=0.5, alpha=0.35)
+        tidy(panel, title)
     axes[1].set_yscale("symlog", linthresh=1e-3)
     axes[0].set_ylim(0, 42)
     for panel in (axes[0], axes[2]):
         panel.legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
+
+
+def course(
+    panel: Any, curves: Sequence[Curve], end: float, parts: int, colour: Any, label: str | None, style: str = "-",
+    after: float = 0.0,
+) -> None:  # fmt: skip
+    """Draws returns over steps, means over so many parts of the steps up to `end`: seeds thin, their median thick.
+    after: the steps at which the run began."""
+    edges = np.linspace(0, end, parts + 1)
+    values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
+    x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
+    panel.plot(x, values, style, color=colour, linewidth=0.6, alpha=0.4)
+    panel.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+
+
+def tidy(panel: Any, title: str, x_label: str = "million environment steps") -> None:
+    panel.set_title(title, fontsize=11)
+    panel.set_xlabel(x_label)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(linewidth=0.5, alpha=0.35)
 
 
 def main(

@@ -10,7 +10,7 @@ rules are in experiments/PREREGISTERED.md.
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +69,13 @@ def clipped(curve: Curve, level: float, last: float) -> float:
     return curve.mean("clipfrac", 0, (reached[0] + 1) * entropy.WINDOW) if reached.size else np.nan
 
 
-def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gentle: Sequence[Curve]) -> dict[str, Any]:
-    """What the rules ask for. branches: the stuck policies that go on with MANY minibatches; gentle: `slower`."""
-    kept = {key: [entropy.entropy_at(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
-    ends = {
-        key: [c.mean("returns", 0.9 * last, last) for c in of_one]
-        for key, of_one in curves.items()
-        for last in [entropy.STEPS[key[0]]]
-    }
+def less(what: str, values: Mapping[Key, list[float]], a: Key, b: Key, **wanted: float) -> verdicts.Check:
+    name = f"{what}, {spelled(a)} less {spelled(b)}"
+    return verdicts.difference(name, np.asarray(values[a]), np.asarray(values[b]), **wanted)
 
-    def less(what: str, values: Mapping[Key, list[float]], a: Key, b: Key, **wanted: float) -> verdicts.Check:
-        name = f"{what}, {spelled(a)} less {spelled(b)}"
-        return verdicts.difference(name, np.asarray(values[a]), np.asarray(values[b]), **wanted)
 
+def of_entropy(kept: Mapping[Key, list[float]]) -> dict[str, list[verdicts.Check]]:
+    """The checks of the first two claims. kept: the entropy at the level, of each seed."""
     gap = {game: np.mean(kept[game, LARGE, MANY]) - np.mean(kept[game, SMALL, FEW]) for game in LEVELS}
     more_steps = [
         less("entropy", kept, (BREAKOUT, n, more), (BREAKOUT, n, fewer), above=0.0)
@@ -97,67 +91,61 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gent
             more_steps.append(less("entropy", kept, (game, SMALL, MANY), (game, SMALL, FEW), above=0.0))
             below = SHARE * gap[game]
             more_envs.append(less("entropy", kept, (game, MIDDLE, FEW), (game, SMALL, FEW), below=below))
+    return {"more gradient steps keep more entropy": more_steps, "more environments do not": more_envs}
+
+
+def of_returns(
+    ends: Mapping[Key, list[float]], unchanged: list[float], freed: list[float], gentle: list[float]
+) -> dict[str, list[verdicts.Check]]:
+    """The checks of the other claims. ends: returns of each seed; the others: those of stuck policies that go on
+    unchanged or with MANY minibatches, and of `slower`."""
     higher = [less("return", ends, (BREAKOUT, SMALL, m), (BREAKOUT, SMALL, FEW), above=0.0) for m in (SOME, MANY)]
     still = [less("return", ends, (BREAKOUT, LARGE, m), (BREAKOUT, SMALL, m), above=0.0) for m in (SOME, MANY)]
-    unchanged = [c.mean("returns", STEPS - 0.1 * HALF, STEPS) for c in curves[BREAKOUT, SMALL, FEW]]
-    freed = [c.mean("returns", 0.9 * HALF, HALF) for c in branches]
     bar = 0.5 * float(np.mean(ends[BREAKOUT, SMALL, MANY]) - np.mean(ends[BREAKOUT, SMALL, FEW]))
-    last = entropy.STEPS[ASTERIX]
-    gained = [c.mean("returns", 0.9 * last, last) for c in gentle]
-    half = 0.5 * float(np.mean(ends[ASTERIX, LARGE, MANY]) - np.mean(ends[ASTERIX, SMALL, MANY]))
-    checks = {
-        "more gradient steps keep more entropy": more_steps,
-        "more environments do not": more_envs,
+    usual = np.array(ends[ASTERIX, SMALL, MANY])
+    half = 0.5 * float(np.mean(ends[ASTERIX, LARGE, MANY]) - usual.mean())
+    free = verdicts.difference("return, seed by seed", np.subtract(freed, unchanged), 0.0, above=bar)
+    rate = verdicts.difference("return, 1e-4 less 1e-3", np.array(gentle), usual, above=half)
+    return {
         "64 environments with more gradient steps end higher": higher,
         "with as many gradient steps more environments still end higher": still,
-        "more gradient steps free a stuck policy": [
-            verdicts.difference("return, seed by seed", np.subtract(freed, unchanged), 0.0, above=bar)
-        ],
-        "the plateau of Asterix is mostly that of the learning rate": [
-            verdicts.difference(
-                "return, 1e-4 less 1e-3", np.array(gained), np.array(ends[ASTERIX, SMALL, MANY]), above=half
-            )
-        ],
+        "more gradient steps free a stuck policy": [free],
+        "the plateau of Asterix is mostly that of the learning rate": [rate],
     }
-    name = lambda keyed: {spelled(key): value for key, value in keyed.items()}  # noqa: E731
+
+
+def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gentle: Sequence[Curve]) -> dict[str, Any]:
+    """What the rules ask for. branches: the stuck policies that go on with MANY minibatches; gentle: `slower`."""
+
+    def each(what: Callable[[Curve, float], Any]) -> dict[str, list[Any]]:
+        return {spelled(key): [what(c, entropy.STEPS[key[0]]) for c in of] for key, of in curves.items()}
+
+    late = lambda of: lambda c, last: c.mean(of, 0.9 * last, last)  # noqa: E731
+    kept = {key: [entropy.entropy_at(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
+    ends = {key: [late("returns")(c, entropy.STEPS[key[0]]) for c in of_one] for key, of_one in curves.items()}
+    last = entropy.STEPS[ASTERIX]
+    unchanged = [c.mean("returns", STEPS - 0.1 * HALF, STEPS) for c in curves[BREAKOUT, SMALL, FEW]]
+    freed = [late("returns")(c, HALF) for c in branches]
+    gained = [late("returns")(c, last) for c in gentle]
+    checks = of_entropy(kept) | of_returns(ends, unchanged, freed, gained)
+    own, fresh = each(late("own")), each(late("fresh"))
+    quarter = lambda c, last, q: c.mean("returns", (q - 1) * last / 4, q * last / 4)  # noqa: E731
     return {
         "levels": LEVELS,
         "outcomes": {claim: verdicts.together([check.outcome for check in of]) for claim, of in checks.items()},
         "checks": {
             claim: [check._asdict() | {"outcome": check.outcome} for check in of] for claim, of in checks.items()
         },
-        "entropy when the return first reaches the level": name(kept),
-        "share of samples beyond the clip range until then": name(
-            {key: [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()}
-        ),
-        "return, last tenth": name(ends),
-        "weight norm, last tenth": name(
-            {
-                key: [c.mean("weight_norm", 0.9 * last, last) for c in of_one]
-                for key, of_one in curves.items()
-                for last in [entropy.STEPS[key[0]]]
-            }
-        ),
-        "growth from third to last quarter": name(
-            {
-                key: [
-                    c.mean("returns", 0.75 * last, last) / c.mean("returns", 0.5 * last, 0.75 * last) - 1
-                    for c in of_one
-                ]
-                for key, of_one in curves.items()
-                for last in [entropy.STEPS[key[0]]]
-            }
-        ),
-        "gains of an update, last tenth: own, fresh": name(
-            {
-                key: [[c.mean(of, 0.9 * last, last) for c in of_one] for of in ("own", "fresh")]
-                for key, of_one in curves.items()
-                for last in [entropy.STEPS[key[0]]]
-            }
-        ),
+        "entropy when the return first reaches the level": {spelled(key): values for key, values in kept.items()},
+        "share of samples beyond the clip range until then": {
+            spelled(key): [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()
+        },
+        "return, last tenth": {spelled(key): values for key, values in ends.items()},
+        "weight norm, last tenth": each(late("weight_norm")),
+        "growth from third to last quarter": each(lambda c, last: quarter(c, last, 4) / quarter(c, last, 3) - 1),
+        "gains of an update, last tenth: own, fresh": {key: [own[key], fresh[key]] for key in own},
         "return of runs with one minibatch after all steps, last tenth": {
-            spelled((BREAKOUT, n, FEW)): [c.mean("returns", 0.9 * STEPS, STEPS) for c in curves[BREAKOUT, n, FEW]]
-            for n in SIZES
+            spelled((BREAKOUT, n, FEW)): [late("returns")(c, STEPS) for c in curves[BREAKOUT, n, FEW]] for n in SIZES
         },
         "of stuck policies with 64 minibatches": {
             "return, last tenth": freed,
@@ -165,11 +153,9 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gent
         },
         "of Asterix with a learning rate of 1e-4": {
             "return, last tenth": gained,
-            "return, quarters": [
-                [c.mean("returns", q * last / 4, (q + 1) * last / 4) for c in gentle] for q in range(4)
-            ],
+            "return, quarters": [[quarter(c, last, q) for c in gentle] for q in (1, 2, 3, 4)],
             "gains of an update, last tenth: own, fresh": [
-                [c.mean(of, 0.9 * last, last) for c in gentle] for of in ("own", "fresh")
+                [late(of)(c, last) for c in gentle] for of in ("own", "fresh")
             ],
         },
     }
@@ -192,24 +178,16 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
     few, many = (4 * parts for parts in (FEW, MANY))  # gradient steps: there are four epochs
     shown = [(BREAKOUT, FEW), *((game, MANY) for game in LEVELS)]
 
-    def line(panel: Any, key: Key, style: str, label: str | None) -> None:
-        last = entropy.STEPS[key[0]]
-        edges = np.linspace(0, last, 49)
-        values = np.array([[c.mean("returns", a, b) for c in curves[key]] for a, b in itertools.pairwise(edges)])
-        x = (edges[:-1] + edges[1:]) / 2e6
-        panel.plot(x, values, style, color=colours[key[1]], linewidth=0.6, alpha=0.4)
-        panel.plot(x, np.median(values, 1), style, color=colours[key[1]], linewidth=2, label=label)
+    def line(panel: Any, key: Key, style: str, label: str) -> None:
+        headline.course(panel, curves[key], entropy.STEPS[key[0]], 48, colours[key[1]], label, style)
 
     for panel, (game, parts) in zip(panels, shown, strict=True):
         for num_envs in SIZES if game == BREAKOUT else (SMALL, LARGE):
             line(panel, (game, num_envs, parts), "-", f"{num_envs:,} environments")
         if game != BREAKOUT:
             line(panel, (game, SMALL, FEW), "--", f"{SMALL}, {few} gradient steps")
-        panel.set_title(f"{game}, {few if parts == FEW else many} gradient steps", fontsize=11)
-        panel.set_xlabel("million environment steps")
+        headline.tidy(panel, f"{game}, {few if parts == FEW else many} gradient steps")
         panel.set_ylim(0, 35 if game == BREAKOUT else None)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(linewidth=0.5, alpha=0.35)
     panels[0].set_ylabel("episode return")
     for panel in (panels[0], panels[-1]):
         panel.legend(frameon=False, fontsize=9, loc="upper left")
@@ -241,7 +219,9 @@ def main(
     found = judge(curves, *rest)
     print(json.dumps(results.rounded(found["outcomes"]), indent=1))
     how = results.facts("inner", "## Environments or gradient steps?", "## Is it the learning rate?")
-    how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
+    kinds = {spelled(key): of_one for key, of_one in runs.items()}
+    kinds |= {"stuck policies with 64 minibatches": freed, "Asterix with a learning rate of 1e-4": gentle}
+    how |= {"commands": {kind: grid.paste(of_one[0], runs_dir) for kind, of_one in kinds.items()}}
     results.write(out, how | found)
     draw(curves, out.with_suffix(".png"))
 

@@ -8,7 +8,6 @@ Asterix, with 8 on Breakout. They have not settled: an update gains much on its 
 ones. The rules are in experiments/PREREGISTERED.md.
 """
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from experiments.inner import ASTERIX
 
 SMALL, LARGE = SIZES[0], SIZES[-1]
 UNCHANGED, MORE, SMALLER = "unchanged", "4,096 environments", "ε ÷ 4"
-
 PARTS = {ASTERIX: 64, BREAKOUT: 8}  # minibatches of the policies
 STEPS = {ASTERIX: 2**22, BREAKOUT: HALF}  # for which they go on
 # On Asterix, 4,096 environments keep the number of gradient steps per update; on Breakout the size of minibatches.
@@ -88,22 +86,12 @@ def draw(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequence
     panels = figure.subplots(1, len(sources))
     for panel, (game, before) in zip(panels, sources.items(), strict=True):
         start = before[0].steps[-1]
-
-        def line(curves: Sequence[Curve], colour: str, label: str, after: float, panel: Any = panel) -> None:
-            edges = np.linspace(0, curves[0].steps[-1], 25)
-            values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
-            x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
-            panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
-            panel.plot(x, np.median(values, 1), color=colour, linewidth=2, label=label)
-
-        line(before, "#440154", f"{SMALL} environments", 0)
+        headline.course(panel, before, start, 24, "#440154", f"{SMALL} environments")
         for arm, colour in ((UNCHANGED, "#888888"), (SMALLER, "#E69F00"), (MORE, "#35B779")):
-            line(branches[game, arm], colour, f"goes on: {arm}", start)
-        panel.set_title(f"{game}, {4 * PARTS[game]} gradient steps per update", fontsize=11)
+            curves = branches[game, arm]
+            headline.course(panel, curves, curves[0].steps[-1], 24, colour, f"goes on: {arm}", after=start)
+        headline.tidy(panel, f"{game}, {4 * PARTS[game]} gradient steps per update")
         panel.set_ylim(0, None)
-        panel.set_xlabel("million environment steps")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(linewidth=0.5, alpha=0.35)
     panels[0].set_ylabel("episode return")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)

@@ -7,7 +7,6 @@ The policies are those of 64 environments in experiments/headline.py, at half of
 Then the entropy bonus once more, on ten other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -124,11 +123,8 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
 
     def line(panel: Any, curves: list[Curve], colour: Any, label: str, style: str = "-", after: float = 0.0) -> None:
         """Means over 48ths of the headline's steps."""
-        edges = np.linspace(0, curves[0].steps[-1], 1 + round(48 * curves[0].steps[-1] / STEPS))
-        values = np.array([[c.mean("returns", a, b) for c in curves] for a, b in itertools.pairwise(edges)])
-        x = (after + (edges[:-1] + edges[1:]) / 2) / 1e6
-        panel.plot(x, values, color=colour, linewidth=0.6, alpha=0.4)
-        panel.plot(x, np.median(values, 1), style, color=colour, linewidth=2, label=label)
+        last = curves[0].steps[-1]
+        headline.course(panel, curves, last, round(48 * last / STEPS), colour, label, style, after)
 
     shown = {size: (f"{int(size):,} environments", colour, "-") for size, colour in sizes.items()}
     shown |= {LONG: (f"{SMALL}, {LONG}", "#0072B2", "--"), "entropy": (f"{SMALL}, {BONUS}", "#E69F00", "--")}
@@ -150,10 +146,8 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
         "policies of 64 environments, from half on",
     )
     for panel, title in zip((start, plane, plateau), titles, strict=True):
-        panel.set_title(title, fontsize=11)
-        panel.set_xlabel("entropy of the policy (nats)" if panel is plane else "million environment steps")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(linewidth=0.5, alpha=0.35)
+        x_label = ("entropy of the policy (nats)",) if panel is plane else ()
+        headline.tidy(panel, title, *x_label)
     start.set_ylabel("episode return")
     start.set_ylim(0, 36)
     for panel in (start, plateau):

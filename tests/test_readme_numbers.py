@@ -400,7 +400,6 @@ NOT_COMPUTED = {
     "256 gradient steps (the other three): 64 environments end far below 4,096": "computed in inner()",
     "64 environments have to choose": "SMALL",
     "On SpaceInvaders and Asterix they end higher with 4 gradient steps": "computed in inner()",
-    "For 4,096 environments 256 are not too many": "the largest that was tried",
     "means over five seeds, brackets are 95 % intervals": "SEEDS",
     "On SpaceInvaders 256 gradient steps": "OTHERS",
     "than 64.": "OTHERS",

@@ -424,6 +424,8 @@ def describe(args: Any) -> str:
         said += f"\nnote: {args.num_updates} updates: nothing has time to happen; {advice}"
     inner = args.update_epochs * args.num_minibatches
     if inner < FEW_STEPS and hasattr(args, "clip_eps"):
-        said += f"\nnote: {inner} gradient steps per update: the clip hardly acts, and policies may get stuck "
-        said += "(docs/headline.md); raise --num-minibatches"
+        said += (
+            f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "
+        )
+        said += "with 32 (docs/headline.md); --num-minibatches makes more"
     return said
