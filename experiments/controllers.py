@@ -8,13 +8,10 @@ Rules that need to know the budget (annealing) are run once per budget; the othe
 """
 
 import copy
-import datetime
 import hashlib
 import itertools
-import json
 import multiprocessing
 import os
-import shlex
 import sys
 import types
 from concurrent.futures import ProcessPoolExecutor
@@ -27,10 +24,10 @@ import numpy as np
 import tyro
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.report import git
 from common.run import devices
 from common.run.arguments import parse
 from common.run.tracking import say
+from experiments import results
 from experiments.headline import difference, interval
 
 PENDULUM = (
@@ -307,23 +304,21 @@ def main(
         for number, (key, future) in enumerate(waiting.items(), 1):
             files[key] = future.result()
             say(f"[{number}/{len(waiting)}] {', '.join(map(str, key))}")
-    results = {}
+    judged = {}
     for task in tasks:
         found: dict[str, dict[int, Any]] = {}
         for (of, name, steps), file in files.items():
             if of == task:
                 found.setdefault(name, {})[steps] = np.load(file)
-        results[task] = judge(TASKS[task], found)
-        for budget, at in results[task].items():
+        judged[task] = judge(TASKS[task], found)
+        for budget, at in judged[task].items():
             say(f"{task}, {int(budget):,} steps; auto has {at[SHARE]:.2f} of {at['best fixed']}")
             for name, (mean, low, high) in at["intervals"].items():
                 say(f"  {name:<34}{mean:10.4g} ({low:.4g} to {high:.4g})")
     out = out or (Path("results/controllers.json") if first_seed == 0 else None)
     if out is not None:
-        command = shlex.join(["python", "-m", "experiments.controllers", "--tasks", *tasks])
-        facts = {"command": command, "date": f"{datetime.date.today()}"}
-        facts |= {"machine": devices.machine(), "commit": git("rev-parse", "HEAD"), "auto": Auto()._asdict()}
-        out.write_text(json.dumps(facts | {"tasks": results}, indent=1) + "\n")
+        how = results.facts("controllers", "## A controller of the outer step") | {"auto": Auto()._asdict()}
+        results.write(out, how | {"tasks": judged})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,14 @@
 Each case is one command of one script with ten seeds. A finished run is not repeated, an interrupted one resumes.
 """
 
-import datetime
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
 
-from benchmarks.report import git
-from common.run import devices
 from common.run.tracking import say
-from experiments import diagnosis, grid
+from experiments import diagnosis, grid, results
 
 PENDULUM = "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --minibatch-size 256 --update-epochs 8 --gamma 0.95"
 PENDULUM += " --ent-coef 0"
@@ -123,9 +119,8 @@ def main(
             name: {"expected": CASES[name].expected, "command": grid.paste(cells[name], runs_dir), "found": labels}
             for name, labels in found.items()
         }
-        facts = {"command": "python -m experiments.doctor_cases", "date": f"{datetime.date.today()}"}
-        facts |= {"machine": devices.machine(), "commit": git("rev-parse", "HEAD")}
-        out.write_text(json.dumps(facts | {"cases": rows}, indent=1) + "\n")
+        how = results.facts("doctor_cases", "## The diagnosis of doctor.py")
+        results.write(out, how | {"cases": rows})
 
 
 def judge(run: Path) -> list[str]:

@@ -7,11 +7,8 @@ a random walk as m, one that circles not at all (for SGD: Pesme, Dieuleveut and 
 the updates promise is the sum of their gains on fresh transitions, in units of the return.
 """
 
-import datetime
 import itertools
 import json
-import shlex
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +20,9 @@ import tyro
 from scipy.special import stdtrit
 from tyro.conf import Positional
 
-from benchmarks.report import git
 from common.run import devices
 from common.run.tracking import say
-from experiments import how_many, records
+from experiments import how_many, records, results
 from experiments.headline import Interval, interval
 
 BLOCKS = 8  # of a window, whose means give the return's slope and its error
@@ -97,10 +93,10 @@ def change(values: np.ndarray) -> Interval:
     return Interval(float(slope), float(slope) - width, float(slope) + width)
 
 
-def judge(results: dict[str, Any]) -> dict[str, Any]:
+def judge(windows: dict[str, Any]) -> dict[str, Any]:
     """The statistics of experiments/PREREGISTERED.md over windows, which climb if their rise is surely above 0."""
-    climbing = [x for x in results.values() if x["rise"]["low"] > 0]
-    standing = [x for x in results.values() if not x["rise"]["low"] > 0]
+    climbing = [x for x in windows.values() if x["rise"]["low"] > 0]
+    standing = [x for x in windows.values() if not x["rise"]["low"] > 0]
     ratios = [x["rise"]["mean"] / x["promised"]["mean"] for x in climbing]
     return {
         "climbing windows": len(climbing),
@@ -123,8 +119,7 @@ def main(
         out: A JSON file, to which the results are added.
     """
     before = json.loads(out.read_text()) if out and out.exists() else {"commands": [], "results": {}}
-    commands = [*before["commands"], shlex.join(["python", "-m", "experiments.drift", *sys.argv[1:]])]
-    results = before["results"]
+    found_so_far = before["results"]
     for run, seed in itertools.product(runs, seeds):
         args, policy, window = go_on(run, seed, updates)
         found, rise = distances(args, policy, window), change(window.returns)
@@ -135,7 +130,7 @@ def main(
             f"{rise.high:.3g}), promised {promised.mean:.3g} ({promised.low:.3g} to {promised.high:.3g}); "
             f"D_m grows as m^{exponent(found):.2f}"
         )
-        results[f"{Path(run).name}, seed {seed}"] = {
+        found_so_far[f"{Path(run).name}, seed {seed}"] = {
             "num_envs": args.num_envs,
             "updates": updates,
             "return": float(np.nanmean(window.returns)),
@@ -145,9 +140,9 @@ def main(
             "D_m": found,
         }
         if out:
-            facts = {"commands": commands, "date": f"{datetime.date.today()}", "machine": devices.machine()}
-            facts |= {"git_commit": git("rev-parse", "HEAD")}
-            out.write_text(json.dumps(facts | {"judged": judge(results), "results": results}, indent=1) + "\n")
+            how = results.facts("drift", "## Two more statistics of a standstill")
+            how["commands"] = [*before["commands"], how.pop("command")]
+            results.write(out, how | {"judged": judge(found_so_far), "results": found_so_far})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from common.run.tracking import say
 from experiments import grid, headline, results, verdicts
 from experiments.headline import HALF, SEEDS, SIZES, Curve
 
@@ -138,32 +137,18 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
-def main(
-    runs_dir: Path = Path("runs/headline"),
-    jobs: int = 2,
-    dry_run: bool = False,
-    out: Path = Path("results/entropy.json"),
-) -> None:
-    """Makes what is missing, of the headline's runs too, and compares.
-
-    Args:
-        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
-        jobs: How many runs at once, each on its share of the cores.
-        dry_run: Only print the commands that are missing.
-        out: The file to write; the picture lies beside it.
-    """
+def main(args: headline.Args) -> None:
+    """Makes what is missing, of the headline's runs too, and compares."""
     runs = cells()
-    everything = [run for of_one in runs.values() for run in of_one]
-    if not grid.made(everything, runs_dir, jobs, say, dry_run):
+    if not headline.made(args, *runs.values()):
         return
-    curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
+    curves = headline.curves(args, runs)
     found = judge(curves)
     print(json.dumps(results.rounded(found), indent=1))
     how = results.facts("entropy", "## What few environments lose")
-    how |= {"commands": {spelled(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
-    results.write(out, how | found)
-    draw(curves, out.with_suffix(".png"))
+    kinds = {spelled(key): of_one for key, of_one in runs.items()}
+    draw(curves, headline.write(args, "entropy", how, kinds, found))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(headline.Args))

@@ -141,8 +141,10 @@ def made(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], No
         missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
         print("\n".join(paste(cell, folder) for cell in missing))
         return False
-    if failed := run_missing(cells, folder, jobs, say):
-        raise SystemExit("\n".join(failed))
+    failed = run_missing(cells, folder, jobs, say)
+    lacking = [cell.name for cell in with_sources(cells) if state(cell, folder) != "finished"]
+    if failed or lacking:  # without a failure another process is still running what lacks
+        raise SystemExit("\n".join([*failed, f"{len(lacking)} of {len(with_sources(cells))} runs are not finished"]))
     return True
 
 

@@ -1,7 +1,7 @@
 """The headline: does PPO stand still with few environments and go on with many, on a game of chance?
 
     python -m experiments.headline              # makes the missing runs, then results/headline.json and headline.png
-    python -m experiments.headline --table      # only judges the finished runs
+    python -m experiments.headline --dry-run    # prints the commands
 
 Hypotheses, statistics and margins are in experiments/PREREGISTERED.md. All runs are `python ppo.py` with its defaults
 on Breakout-MinAtar with sticky actions, except for what ARMS says.
@@ -9,9 +9,10 @@ on Breakout-MinAtar with sticky actions, except for what ARMS says.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tyro
@@ -26,6 +27,7 @@ SEEDS = range(5)
 STEPS = 3 * 2**23  # 25,165,824; a multiple of every size's transitions per update
 HALF = STEPS // 2
 NUM_STEPS = 32
+Key = TypeVar("Key")  # by which an experiment names its runs
 ABOVE = 7.0  # a return that no run on the plateau has
 ARMS = {  # of the smallest size, for half of the steps
     "entropy": ("ppo", {"ent_coef": 0.05}),
@@ -257,35 +259,49 @@ def tidy(panel: Any, title: str, x_label: str = "million environment steps") -> 
     panel.grid(linewidth=0.5, alpha=0.35)
 
 
-def main(
-    runs_dir: Path = Path("runs/headline"),
-    jobs: int = 2,
-    table: bool = False,
-    out: Path = Path("results/headline.json"),
-) -> None:
-    """Makes the missing runs, prints the checks, and writes samples, intervals and a picture.
+@dataclass(frozen=True)
+class Args:
+    """Of this experiment, and of those that go on from its runs."""
 
-    Args:
-        runs_dir: Folder for the runs.
-        jobs: How many runs at once.
-        table: Only judge the finished runs, and write nothing.
-        out: The file to write; the picture lies beside it.
-    """
+    runs_dir: Path = Path("runs/headline")
+    """Folder for the runs, which these experiments share."""
+    jobs: int = 2
+    """How many runs at once, each on its share of the cores."""
+    dry_run: bool = False
+    """Only print the commands that are missing."""
+    out: Path | None = None
+    """The file to write (default results/EXPERIMENT.json); the picture lies beside it."""
+
+
+def made(args: Args, *runs: Sequence[grid.Cell]) -> bool:
+    """Makes the missing runs, or prints their commands. -> whether all are finished."""
+    return grid.made(list(itertools.chain(*runs)), args.runs_dir, args.jobs, say, args.dry_run)
+
+
+def curves(args: Args, runs: Mapping[Key, Sequence[grid.Cell]]) -> dict[Key, list[Curve]]:
+    return {key: [curve(args.runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
+
+
+def write(args: Args, name: str, how: dict[str, Any], runs: Mapping[str, Sequence[grid.Cell]], found: Any) -> Path:
+    """Writes what was found, how, and a command of each kind of runs. -> the picture's file."""
+    out = args.out or Path("results", f"{name}.json")
+    commands = {kind: grid.paste(of_one[0], args.runs_dir) for kind, of_one in runs.items()}
+    results.write(out, how | {"commands": commands} | found)
+    return out.with_suffix(".png")
+
+
+def main(args: Args) -> None:
+    """Makes the missing runs, prints the checks, and writes samples, intervals and a picture."""
     runs = cells()
-    everything = [run for of_one in runs.values() for run in of_one]
-    failed = [] if table else grid.run_missing(everything, runs_dir, jobs, say)
-    lacking = [run.name for run in everything if grid.state(run, runs_dir) != "finished"]
-    if failed or lacking:
-        raise SystemExit("\n".join([*failed, f"{len(lacking)} of {len(everything)} runs are not finished"]))
-    curves = {name: [curve(runs_dir / run.name) for run in of_one] for name, of_one in runs.items()}
-    found = judge(curves)
-    print(json.dumps({key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}, indent=1))
-    if not table:
-        how = results.facts("headline", "## The headline: Breakout", "## The headline, continued: is it more")
-        how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
-        out.write_text(json.dumps(how | found, indent=1) + "\n")
-        draw(curves, out.with_suffix(".png"))
+    if not made(args, *runs.values()):
+        return
+    of_runs = curves(args, runs)
+    found = judge(of_runs)
+    asked = {key: found[key] for key in ("checks", "predictions of the fresh gain", "confirmed")}
+    print(json.dumps(results.rounded(asked), indent=1))
+    how = results.facts("headline", "## The headline: Breakout", "## The headline, continued: is it more")
+    draw(of_runs, write(args, "headline", how, runs, found))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(Args))

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from common.run.tracking import say
 from experiments import entropy, grid, headline, results, stuck, verdicts
 from experiments.entropy import BREAKOUT, LEVELS, SHORT
 from experiments.headline import HALF, SEEDS, SIZES, STEPS, Curve
@@ -195,36 +194,20 @@ def draw(curves: Mapping[Key, Sequence[Curve]], out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
-def main(
-    runs_dir: Path = Path("runs/headline"),
-    jobs: int = 2,
-    dry_run: bool = False,
-    out: Path = Path("results/inner.json"),
-) -> None:
-    """Makes what is missing, of the runs of the other experiments too, and compares.
-
-    Args:
-        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
-        jobs: How many runs at once, each on its share of the cores.
-        dry_run: Only print the commands that are missing.
-        out: The file to write; the picture lies beside it.
-    """
+def main(args: headline.Args) -> None:
+    """Makes what is missing, of the runs of the other experiments too, and compares."""
     runs, freed = cells(), [stuck.branch(SMALL, seed, num_minibatches=MANY) for seed in SEEDS]
     gentle = slower()
-    everything = [run for of_one in (*runs.values(), freed, gentle) for run in of_one]
-    if not grid.made(everything, runs_dir, jobs, say, dry_run):
+    if not headline.made(args, *runs.values(), freed, gentle):
         return
-    curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
-    rest = ([headline.curve(runs_dir / run.name) for run in of_one] for of_one in (freed, gentle))
-    found = judge(curves, *rest)
+    curves = headline.curves(args, runs)
+    found = judge(curves, *headline.curves(args, {"freed": freed, "gentle": gentle}).values())
     print(json.dumps(results.rounded(found["outcomes"]), indent=1))
     how = results.facts("inner", "## Environments or gradient steps?", "## Is it the learning rate?")
     kinds = {spelled(key): of_one for key, of_one in runs.items()}
     kinds |= {"stuck policies with 64 minibatches": freed, "Asterix with a learning rate of 1e-4": gentle}
-    how |= {"commands": {kind: grid.paste(of_one[0], runs_dir) for kind, of_one in kinds.items()}}
-    results.write(out, how | found)
-    draw(curves, out.with_suffix(".png"))
+    draw(curves, headline.write(args, "inner", how, kinds, found))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(headline.Args))

@@ -7,7 +7,6 @@ Both are of the environments that paper B's figures use, with their sticky actio
 file.
 """
 
-import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,10 @@ import jax
 import numpy as np
 import tyro
 
-from benchmarks.report import git
 from common import envs, evaluation
-from common.run import devices, plots
+from common.run import plots
 from common.run.tracking import say
-from experiments import grid
+from experiments import grid, results
 from experiments.scores import STICKY
 
 GAMES = ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar")
@@ -98,9 +96,8 @@ def main(
     for game, found in games.items():
         print(f"{game}: {found['random']['mean']:g} to {found['reference']['mean']:g} (± {found['reference']['ci95']})")
     if not table:
-        facts = {"command": "python -m experiments.reference_scores", "date": f"{datetime.date.today()}"}
-        facts |= {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD"), "random_episodes": EPISODES}
-        out.write_text(json.dumps(facts | {"games": games}, indent=1) + "\n")
+        how = results.facts("reference_scores") | {"random_episodes": EPISODES}
+        results.write(out, how | {"games": games})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from common.run.tracking import say
 from experiments import grid, headline, inner, results, verdicts
 from experiments.entropy import BREAKOUT
 from experiments.headline import HALF, SEEDS, SIZES, Curve, interval
@@ -97,32 +96,19 @@ def draw(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequence
     figure.savefig(out, dpi=110)
 
 
-def main(
-    runs_dir: Path = Path("runs/headline"),
-    jobs: int = 2,
-    dry_run: bool = False,
-    out: Path = Path("results/resumed.json"),
-) -> None:
-    """Makes what is missing, of the runs of experiments/inner.py too, and compares.
-
-    Args:
-        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
-        jobs: How many runs at once, each on its share of the cores.
-        dry_run: Only print the commands that are missing.
-        out: The file to write; the picture lies beside it.
-    """
+def main(args: headline.Args) -> None:
+    """Makes what is missing, of the runs of experiments/inner.py too, and compares."""
     runs = cells()
-    if not grid.made([run for of_one in runs.values() for run in of_one], runs_dir, jobs, say, dry_run):
+    if not headline.made(args, *runs.values()):
         return
-    curves = {key: [headline.curve(runs_dir / run.name) for run in of_one] for key, of_one in runs.items()}
-    sources = {game: [headline.curve(runs_dir / run.source.name) for run in runs[game, UNCHANGED]] for game in PARTS}
+    curves = headline.curves(args, runs)
+    sources = headline.curves(args, {game: [run.source for run in runs[game, UNCHANGED]] for game in PARTS})
     found = judge(curves, sources)
     print(json.dumps(results.rounded(found), indent=1))
     how = results.facts("resumed", "## Do policies on a plateau of noise go on?")
-    how |= {"commands": {", ".join(key): grid.paste(of_one[0], runs_dir) for key, of_one in runs.items()}}
-    results.write(out, how | found)
-    draw(curves, sources, out.with_suffix(".png"))
+    kinds = {", ".join(key): of_one for key, of_one in runs.items()}
+    draw(curves, sources, headline.write(args, "resumed", how, kinds, found))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(headline.Args))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from common.run.tracking import say
 from experiments import entropy, grid, headline, results, verdicts
 from experiments.headline import ABOVE, HALF, SEEDS, SIZES, STEPS, Curve, interval
 
@@ -155,38 +154,20 @@ def draw(branches: dict[str, list[Curve]], before: dict[str, list[Curve]], out: 
     figure.savefig(out, dpi=110)
 
 
-def main(
-    runs_dir: Path = Path("runs/headline"),
-    jobs: int = 2,
-    dry_run: bool = False,
-    out: Path = Path("results/stuck.json"),
-) -> None:
-    """Makes what is missing, of the headline's runs too, and compares.
-
-    Args:
-        runs_dir: Folder for the runs, that of `python -m experiments.headline`.
-        jobs: How many runs at once, each on its share of the cores.
-        dry_run: Only print the commands that are missing.
-        out: The file to write; the picture lies beside it.
-    """
+def main(args: headline.Args) -> None:
+    """Makes what is missing, of the headline's runs too, and compares."""
     runs, needed = cells(), headline.cells()
     before = {name: needed[name] for name in (*map(str, SIZES), "branch", *sorted({x for *_, x in ARMS.values()}))}
     before[LONG] = [entropy.cell((entropy.BREAKOUT, SMALL, entropy.LONGER[-1]), seed) for seed in SEEDS]
     second = again()
-    everything = [run for found in (runs, before, second) for of_one in found.values() for run in of_one]
-    if not grid.made(everything, runs_dir, jobs, say, dry_run):
+    if not headline.made(args, *(of_one for found in (runs, before, second) for of_one in found.values())):
         return
-    branches, earlier, later = (
-        {name: [headline.curve(runs_dir / run.name) for run in of_one] for name, of_one in found.items()}
-        for found in (runs, before, second)
-    )
+    branches, earlier, later = (headline.curves(args, found) for found in (runs, before, second))
     found = judge(branches, earlier) | {"again, on other seeds": judge_again(*later.values())}
     print(json.dumps(results.rounded(found), indent=1))
     how = results.facts("stuck", "## The headline, continued: is a stuck", "## A stuck policy and the entropy bonus")
-    how |= {"commands": {name: grid.paste(of_one[0], runs_dir) for name, of_one in runs.items()}}
-    results.write(out, how | found)
-    draw(branches, earlier, out.with_suffix(".png"))
+    draw(branches, earlier, headline.write(args, "stuck", how, runs, found))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(headline.Args))

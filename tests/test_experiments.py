@@ -13,6 +13,7 @@ from scipy import stats
 
 import ppo
 import ppo_ewma
+from benchmarks.measure import ROOT
 from common.run.arguments import parse
 from experiments import controllers, entropy, exploration, headline, inner, paper_a_runs, resumed, stuck
 
@@ -436,3 +437,31 @@ def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
         assert flags[name] == value and flags.get("ent_coef") == (0.05 if bonus else None)
         assert flags | {"ent_coef": 0.05} == dict(runs[name, value, True].flags)
     assert ppo.Args().ent_coef == ppo_ewma.Args().ent_coef == 0.01
+
+
+@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed])
+def test_an_experiment_writes_what_it_found_how_and_a_picture(experiment, monkeypatch, tmp_path):
+    name = experiment.__name__.removeprefix("experiments.")
+    monkeypatch.setattr(headline, "made", lambda *_: True)
+    x = np.linspace(0, headline.STEPS, 1025)[1:]
+    of_any = headline.Curve(x, 100 * x / x[-1], *np.full((5, 1024), 0.5))
+    monkeypatch.setattr(headline, "curve", lambda run: of_any)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    experiment.main(headline.Args())
+    experiment.main(headline.Args(out=tmp_path / "other.json"))
+    assert (tmp_path / f"results/{name}.png").stat().st_size > 10_000 and (tmp_path / "other.png").exists()
+    written, stored = (
+        json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path / "results", ROOT / "results")
+    )
+    assert written.keys() == stored.keys() and written["commands"].keys() == stored["commands"].keys()
+    run = next(iter(written["commands"].values()))
+    assert run.startswith("python ppo.py --env-id") and "--runs-dir runs/headline" in run
+
+
+def test_an_experiment_says_what_it_would_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    entropy.main(headline.Args(dry_run=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == sum(map(len, entropy.cells().values())) and all("python ppo.py" in line for line in lines)
+    assert not [*tmp_path.iterdir()]
