@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,30 +10,56 @@ import numpy as np
 
 from common import envs
 from common.run.arguments import UsageError
+from common.run.tracking import say
+
+LONGEST = 2**17  # steps after which an episode of an evaluation counts as it is; Craftax's own limit is 100,000
+PIECE = 128  # steps of an evaluation between which it can be given up
 
 # obs [N, ...], key -> actions [N, D]; of a policy with a memory: obs, key, memory -> actions, memory
 Act = Callable[..., Any]
 
 
-def play(suite: Any, num_episodes: int, act: Act, key: jax.Array, memory: Any = None) -> envs.Episode:
-    """Play `num_episodes` episodes, each in its own environment. -> their statistics [num_episodes].
+class Game(NamedTuple):
+    """One episode in each of N environments."""
 
-    Taking the episodes that end within some time would over-represent short ones. If the suite has a fixed set of
-    levels, episode i is played on level i % num_levels. memory: of an `act` that has one, before the first step.
-    """
-    env = envs.copies(suite, num_episodes, auto_reset=False)
+    key: jax.Array
+    time: jax.Array  # [], steps taken
+    env_state: Any
+    obs: jax.Array
+    memory: Any
+    first: envs.Episode  # [N], the episodes so far
+
+
+def start(env: envs.VectorEnv, key: jax.Array, memory: Any = None) -> Game:
+    """If the suite has a fixed set of levels, episode i is played on level i % num_levels. memory: of an `act` that has
+    one, before the first step."""
     key, reset_key = jax.random.split(key)
     env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs))
     nothing = envs.Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+    return Game(key, jnp.int32(0), env_state, obs, memory, nothing)
 
-    def step(carry: tuple) -> tuple:
-        key, env_state, obs, memory, first = carry
-        key, action_key, env_key = jax.random.split(key, 3)
-        action, memory = _act(act, obs, action_key, memory)
-        env_state, out = env.step(env_key, env_state, action)
-        return key, env_state, out.obs, memory, envs.where(first.done, first, out.episode)
 
-    return jax.lax.while_loop(lambda carry: ~carry[-1].done.all(), step, (key, env_state, obs, memory, nothing))[-1]
+def go_on(env: envs.VectorEnv, act: Act, game: Game, until: int | jax.Array) -> Game:
+    """Take steps up to this one, or until all first episodes have ended.
+
+    Taking the episodes that end within some time would over-represent short ones.
+    """
+
+    def step(game: Game) -> Game:
+        key, action_key, env_key = jax.random.split(game.key, 3)
+        action, memory = _act(act, game.obs, action_key, game.memory)
+        env_state, out = env.step(env_key, game.env_state, action)
+        first = envs.where(game.first.done, game.first, out.episode)
+        return Game(key, game.time + 1, env_state, out.obs, memory, first)
+
+    return jax.lax.while_loop(lambda game: ~game.first.done.all() & (game.time < until), step, game)
+
+
+def play(suite: Any, num_episodes: int, act: Act, key: jax.Array, memory: Any = None) -> envs.Episode:
+    """Play `num_episodes` episodes, each in its own environment, as `start` says, for LONGEST steps at most. -> their
+    statistics [num_episodes]."""
+    env = envs.copies(suite, num_episodes, auto_reset=False)
+    return go_on(env, act, start(env, key, memory), LONGEST).first
 
 
 def _act(act: Act, obs: jax.Array, key: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
@@ -57,11 +83,13 @@ class Player:
         self._memory = memory or (lambda num: None)
         # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.
         self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
-        self._scores = self._jit(self._evaluate)
+        num_levels = suite.num_levels or 1  # each is played equally often
+        self._env = envs.copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
+        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, (0, 0, None))
 
-    def _jit(self, function: Callable[[Any, jax.Array], Any]) -> Callable[[Any, jax.Array], Any]:
-        """Jit a function of a learner and a key, for all seeds."""
-        return jax.jit(jax.vmap(function, (0, None)) if self._many else function)
+    def _jit(self, function: Callable[..., Any], axes: tuple[int | None, ...] = (0, None)) -> Callable[..., Any]:
+        """Jit a function, of a learner and a key if no axes are given, for all seeds."""
+        return jax.jit(jax.vmap(function, axes) if self._many else function)
 
     def _act(self, learner: Any, obs: jax.Array, key: jax.Array, *memory: Any) -> Any:
         """The most probable action with --eval-deterministic, else a sampled one. obs [N, ...] -> [N, D], as an Act."""
@@ -69,17 +97,31 @@ class Player:
         action = dist.mode() if self._args.eval_deterministic else dist.sample(key)
         return (action, *memory) if memory else action
 
-    def _evaluate(self, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
-        """Means over --num-eval-episodes episodes, rounded up to play each of a fixed set of levels equally often."""
-        num_levels = self._suite.num_levels or 1
-        num_episodes = num_levels * -(-self._args.num_eval_episodes // num_levels)
-        first = play(self._suite, num_episodes, partial(self._act, learner), key, self._memory(num_episodes))
-        metrics = {"eval/episodic_return": first.total_reward.mean(), "eval/episodic_length": first.length.mean()}
-        return metrics | ({"eval/solve_rate": first.success.mean()} if self._suite.has_success else {})
+    def _started(self, learner: Any, key: jax.Array) -> Game:
+        return start(self._env, key, self._memory(self._env.num_envs))
 
-    def scores(self, learner: Any, update: int) -> dict[str, jax.Array]:
-        """Means over episodes after this update, as eval/...; one value per seed if there are several."""
-        return self._scores(on_one_device(learner), jax.random.fold_in(self._key, update))
+    def _gone_on(self, learner: Any, game: Game, until: jax.Array) -> Game:
+        return go_on(self._env, partial(self._act, learner), game, until)
+
+    def scores(
+        self, learner: Any, update: int, given_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, jax.Array] | None:
+        """Means over --num-eval-episodes episodes after this update, as eval/...; one value per seed if there are
+        several. None if it is given up. An episode that has not ended after LONGEST steps counts as it is then."""
+        learner = on_one_device(learner)
+        game = self._start(learner, jax.random.fold_in(self._key, update))
+        for until in range(PIECE, LONGEST + PIECE, PIECE):
+            game = self._go_on(learner, game, until)
+            if (running := int((~game.first.done).sum())) == 0:
+                break
+            if given_up():
+                return None
+        if running:
+            what = f"{running} of {game.first.done.size} episodes of the evaluation had not ended after {until:,} steps"
+            say(f"warning: {what}, and count as they were then; --time-limit (on the host --env-kwargs) limits them")
+        first = game.first
+        means = {"eval/episodic_return": first.total_reward.mean(-1), "eval/episodic_length": first.length.mean(-1)}
+        return means | ({"eval/solve_rate": first.success.mean(-1)} if self._suite.has_success else {})
 
     def film(self, learner: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
         """One episode of the (first) learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""

@@ -282,13 +282,13 @@ def test_continuous_actions_are_clipped_for_the_environment():
 # Evaluation
 
 
-def scores(suite, num_eval_episodes):
+def scores(suite, num_eval_episodes, given_up=lambda: False):
     """Of a policy that acts anyhow."""
     args = SimpleNamespace(
         capture_video=False, num_seeds=1, seed=0, eval_deterministic=False, num_eval_episodes=num_eval_episodes
     )
     player = evaluation.Player(args, suite, lambda logits, obs: Categorical(logits + jnp.zeros((len(obs), 2)), (2,)))
-    return player.scores(jnp.zeros(2), update=1)
+    return player.scores(jnp.zeros(2), 1, given_up)
 
 
 def test_evaluation_counts_first_episodes_only():
@@ -306,6 +306,27 @@ def test_evaluation_covers_all_levels_equally():
         np.testing.assert_allclose(metrics["eval/episodic_return"], 4, rtol=1e-6)
         np.testing.assert_allclose(metrics["eval/episodic_length"], 4, rtol=1e-6)
         np.testing.assert_allclose(metrics["eval/solve_rate"], 1 / 3, rtol=1e-6)
+
+
+def test_an_episode_that_never_ends_counts_as_it_is_and_is_told(monkeypatch, capsys):
+    """Half of the episodes end after 2 steps, in success; the others never do."""
+    monkeypatch.setattr(evaluation, "LONGEST", 300)
+    metrics = scores(Counter((2, 10**9), 10**9, levels=(2, 10**9)), 6)
+    longest = 3 * evaluation.PIECE  # the first whole piece from 300 on
+    assert metrics["eval/episodic_length"] == metrics["eval/episodic_return"] == (2 + longest) / 2
+    assert metrics["eval/solve_rate"] == 0.5
+    said = (
+        f"warning: 3 of 6 episodes of the evaluation had not ended after {longest} steps, and count as they were then"
+    )
+    assert said in capsys.readouterr().err
+    scores(Counter((300,), 10**9), 6)
+    assert not capsys.readouterr().err
+
+
+def test_an_evaluation_can_be_given_up_between_its_pieces():
+    asked = iter([False, False, True])
+    assert scores(Counter((10**9,), 10**9), 3, given_up=lambda: next(asked)) is None
+    assert not [*asked]
 
 
 # Running statistics

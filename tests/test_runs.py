@@ -67,14 +67,16 @@ def step(state):
 
 
 class Player:
-    """Scores of no player at all."""
+    """Scores of no player at all. signal_at: an update in whose evaluation there is a signal."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, signal_at=None):
+        self.asked, self.signal_at = [], signal_at
 
-    def scores(self, learner, update):
+    def scores(self, learner, update, given_up):
         self.asked.append(update)
-        return {"eval/episodic_return": np.float32(update)}
+        if update == self.signal_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return None if given_up() else {"eval/episodic_return": np.float32(update)}
 
 
 def train(args, stop_after=None, player=None):
@@ -364,6 +366,36 @@ def test_an_evaluation_that_a_kill_left_undone_is_made_when_the_run_goes_on(args
     assert straight.asked == [5, 10] and resumed.asked == asked
     assert metrics_of(path) == metrics_of(expected)
     assert (path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "at, every, saved, lacking",
+    [(10, 5, 10, [10]), (5, 5, 5, [5, 10]), (5, 10, 6, [10])],  # in the last, update 5 is not saved: it is evaluated
+)
+def test_a_signal_ends_an_evaluation_that_resume_makes(args, at, every, saved, lacking, capsys):
+    args = dataclasses.replace(args, eval_every=5, checkpoint_every=every, num_eval_episodes=1)
+    expected, _ = train(dataclasses.replace(args, run_name="straight"), player=Player())
+    with pytest.raises(SystemExit) as end:
+        train(dataclasses.replace(args, run_name="x"), player=Player(signal_at=at))
+    assert end.value.code == 128 + signal.SIGINT
+    path = expected.with_name("x")
+    assert checkpoint_updates(path / "checkpoints")[-1] == saved and plots.read_lines(path)[-1]["update"] == saved
+    assert f"to go on: python {sys.argv[0]} --resume {path}" in capsys.readouterr().err
+    resumed = Player()
+    train(Args(resume=str(path)), player=resumed)
+    assert resumed.asked == lacking and metrics_of(path) == metrics_of(expected)
+    assert json.loads((path / "summary.json").read_text())["updates"] == 10
+
+
+def test_a_run_in_which_no_episode_ends_says_so(args, capsys):
+    said = "no episode ended in training, so there is no return; --time-limit truncates episodes"
+    for key, told in (("charts/episodic_return", False), ("charts/other", True)):
+        run = run_of(args, 2)
+        with run:
+            for update in run.updates():
+                run.log(update, {key: jnp.float32(update)})
+        run.finish()
+        assert (said in capsys.readouterr().err) == told
 
 
 def test_with_nothing_left_to_do_nothing_is_compiled(args):
@@ -722,7 +754,7 @@ def test_speed_leaves_out_evaluation_and_checkpoints(args, monkeypatch):
         clock[0] += seconds
 
     class Slowly:
-        def scores(self, learner, update):
+        def scores(self, learner, update, given_up):
             takes(10)
             return {"eval/x": np.float32(0)}
 

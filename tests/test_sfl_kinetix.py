@@ -427,7 +427,7 @@ def test_as_many_devices_as_have_both_kinds_of_levels(toy, num_envs, share, chun
     assert share == 0 or 0 < args.from_buffer(env.num_envs) < env.num_envs
 
 
-def test_an_update_that_a_signal_stops_is_evaluated(toy, monkeypatch):
+def test_an_update_that_a_signal_stops_is_evaluated_when_the_run_goes_on(toy, monkeypatch):
     toy = replace(toy, num_eval_episodes=1, eval_sizes=("s",), eval_every=2)
     straight, log = sfl_kinetix.train(replace(toy, run_name="straight")), sfl_kinetix.Run.log
 
@@ -440,7 +440,7 @@ def test_an_update_that_a_signal_stops_is_evaluated(toy, monkeypatch):
         patch.setattr(sfl_kinetix.Run, "log", interrupted)
         sfl_kinetix.train(replace(toy, run_name="broken"))
     broken = straight.with_name("broken")
-    assert [line["update"] for line in lines_of(broken) if "eval/solve_rate" in line] == [2, 4]
+    assert [line["update"] for line in lines_of(broken) if "eval/solve_rate" in line] == [2]
     sfl_kinetix.train(Args(resume=str(broken)))
     assert comparable(lines_of(broken)) == comparable(lines_of(straight))
 

@@ -155,6 +155,7 @@ class Run:
         self._file: Any = None
         self._first = self.done = self._saved = only or 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
+        self._given_up = False  # whether the last evaluation was
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
         self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched but not fetched
         self._rows: list[dict[str, np.ndarray]] = []  # fetched but not written
@@ -436,15 +437,20 @@ class Run:
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
-        done before a restart. Only the first process plays, so `scores` must use its devices only."""
+        done before a restart. Only the first process plays, so `scores` must use its devices only. A signal ends an
+        evaluation if the update is saved, because then --resume makes it."""
         every = self.args.eval_every
         due = update == self.num_updates or (every > 0 and update > 0 and update % every == 0)
         if not due or not self.args.num_eval_episodes or update in self._evaluated:
             return {}
         with self.aside():
-            scores = jax.device_get(player.scores(learner, update)) if self.is_main else {}
-        self.write(update, scores)
-        return scores
+            given_up = lambda: self.interrupted and self._saved == update  # noqa: E731
+            scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else None
+        self._stopping |= given_up()
+        self._given_up = self.is_main and scores is None
+        if scores is not None:
+            self.write(update, scores)
+        return scores or {}
 
     def film_if_asked(self, film: Callable[[], dict[str, Callable[[], Sequence[np.ndarray]]]]) -> None:
         """With --capture-video, save the gifs of film(), by name, at the end of a run that was not stopped."""
@@ -502,9 +508,12 @@ class Run:
             from common.run import plots
 
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
-            self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
+            if not self._given_up:  # with a summary the run would be finished, and --resume would do nothing
+                self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
+            if summary["steps_per_second"] and "final_return" not in summary:
+                say("note: no episode ended in training, so there is no return; --time-limit truncates episodes")
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
         if self._signal is not None or self._failed:

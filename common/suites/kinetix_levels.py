@@ -69,14 +69,19 @@ class LevelPlayer(Player):
         found = zip(QUANTITIES, (first.success, first.total_reward, first.length), strict=True)
         return {name: x.mean(0) for name, x in found}
 
-    def scores(self, learner: Any, update: int) -> dict[str, np.ndarray]:
+    def scores(
+        self, learner: Any, update: int, given_up: Callable[[], bool] = lambda: False
+    ) -> dict[str, np.ndarray] | None:
         """Means over attempts and levels, each [] or [num_seeds]. By group: eval/random_s/solve_rate, ...,
         eval/hand_designed_s/...; over all groups: eval/random/..., eval/hand_designed/...; by hand-designed level:
-        levels/s/<name>/solve_rate, ...; for random levels of the training size also eval/solve_rate, ...."""
+        levels/s/<name>/solve_rate, ...; for random levels of the training size also eval/solve_rate, .... None if it is
+        given up."""
         learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
         values: dict[str, list[np.ndarray]] = {}
         found: dict[str, np.ndarray] = {}
         for group, (_, names) in tqdm(self.sets.items(), "evaluating", leave=False, disable=None):
+            if given_up():
+                return None
             for quantity, per_level in jax.device_get(self._group_scores[group](learner, key)).items():
                 for name, value in zip(names, np.moveaxis(per_level, -1, 0), strict=True):
                     kind = "random" if name.startswith("random_") else "hand_designed"
