@@ -15,7 +15,7 @@ import ppo
 import ppo_ewma
 from benchmarks.measure import ROOT
 from common.run.arguments import parse
-from experiments import controllers, entropy, exploration, headline, inner, paper_a_runs, resumed, stuck
+from experiments import controllers, entropy, exploration, headline, inner, minibatches, paper_a_runs, resumed, stuck
 
 # The headline
 
@@ -465,3 +465,29 @@ def test_an_experiment_says_what_it_would_run(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == sum(map(len, entropy.cells().values())) and all("python ppo.py" in line for line in lines)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "levels, outcome, changes",
+    [((110, 9), "holds", True), ((110, 7), "not enough data", True), ((80, 9), "does not hold", False)],
+)
+def test_eight_minibatches_are_compared_with_one_on_the_other_games(levels, outcome, changes):
+    """One: 95 and 7, of seed s a tenth of it more."""
+    curves = {game: flat(level, entropy.STEPS[game]) for game, level in zip(minibatches.GAMES, levels, strict=True)}
+    one = {"SpaceInvaders": 95, "Asterix": 7}
+    stored = {
+        inner.spelled((game, 64, parts)): [level + 0.1 * s for s in range(5)]
+        for game, level in one.items()
+        for parts in (1, 64)
+    }
+    found = minibatches.judge(curves, stored)
+    assert found["8 minibatches are better than 1"] == outcome and found["the default changes"] == changes
+    check = found["checks"]["SpaceInvaders, return, 8 less 64 minibatches"]
+    assert check["estimate"] == pytest.approx(levels[0] - 95) and check["outcome"] == "reported"
+
+
+def test_eight_minibatches_are_else_as_one_and_sixty_four():
+    for game, of_one in minibatches.cells().items():
+        for seed, run in enumerate(of_one):
+            flags, other = dict(run.flags), dict(inner.cell((game, 64, 64), seed).flags)
+            assert flags == other | {"num_minibatches": 8}
