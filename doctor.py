@@ -250,7 +250,9 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     entropy = again("from scratch", ent_coef=bonus)
     revived = again("from the checkpoint; it may take millions of steps", ent_coef=bonus, init_from=source)
     step = "a smaller outer step, from scratch"
-    smaller = again(step, com=16 * a.com) if value("com") else again(step, clip_eps=value("clip_eps") / 4)
+    # With a centre of mass of 0 no ratio is ever clipped; its default is 64.
+    com = 16 * a.com or 64.0 if hasattr(a, "com") and a.com is not None else None
+    smaller = again(step, clip_eps=value("clip_eps") / 4) if com is None else again(step, com=com)
     steps = value("update_epochs", 1) * value("num_minibatches", 1)
     size, rest = divmod(value("minibatch_size", 1), 8)
     few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
@@ -279,7 +281,10 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
     """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
     fields = args.__dataclass_fields__
-    values = {name: getattr(args, name) for name in fields if name != "num_minibatches"} | changes
+    derived = {"num_minibatches", "search_batch"}  # from flags that may change
+    if "exploration_timesteps" in fields and args.exploration_timesteps == args.total_timesteps // 10:
+        derived.add("exploration_timesteps")
+    values = {name: getattr(args, name) for name in fields if name not in derived} | changes
     default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
     named = {k: v for k, v in values.items() if k == "env_id" or (v is not None and v != getattr(default, k))}
     return ["python", f"{script}.py", *grid.spelled(named)]
@@ -325,9 +330,11 @@ def intervene(args: Args, source: str) -> None:
     if script not in records.BRANCHED:
         raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
     saved = records.arguments_of(script, record["args"])
-    if saved.anneal_lr and not args.fresh:
-        saved = records.with_rate_of(saved, updates[-1])
-        say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
+    if (saved.anneal_lr or saved.adaptive_lr_kl is not None) and not args.fresh:
+        adapted = levers.adapted_rate(found, updates[-1]) if saved.adaptive_lr_kl is not None else None
+        saved = records.with_rate_of(saved, updates[-1], adapted)
+        verb = "keep" if saved.adaptive_lr_kl is None else "begin with"
+        say(f"branches {verb} the learning rate that the run had reached, {saved.learning_rate:.2g}")
     known = levers.levers_of(saved, args.fresh)
     unknown = [name for name in args.levers if name not in known]
     if unknown:

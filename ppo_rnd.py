@@ -493,7 +493,8 @@ def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner
     return metrics | {
         "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
+        # A NaN in any loss or gradient ends up in the parameters, or in the predictor.
+        "finite": jnp.isfinite(update_norm) & jnp.isfinite(optax.tree.norm(new.rnd.predictor)),
     }
 
 

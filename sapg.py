@@ -599,7 +599,7 @@ def build(args: Args) -> tuple:
     chosen = devices.choose_devices(args.num_devices, *sizes, at_most=envs.device_limit(args), what=what)
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     envs.check_images(args, env)
-    if args.bounds_coef and not np.all(np.abs(getattr(env.action_space, "high", 0)) == 1):
+    if args.bounds_coef and not all(np.all(x == y) for x, y in zip(env.action_space, (-1, 1), strict=False)):
         raise UsageError(f"--bounds-coef {args.bounds_coef}: needs actions in [-1, 1]; {args.env_id} has others")
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)

@@ -115,6 +115,14 @@ class VectorState(NamedTuple):
     total_reward: jax.Array
 
 
+def ages(num_envs: int, stagger: int) -> np.ndarray:
+    """How many random steps each environment plays before training, [N]: 0 to `stagger`, evenly spread. The same holds
+    about for any part of them that lie side by side, such as the blocks of sapg.py."""
+    place = np.arange(num_envs) * (5**0.5 - 1) / 2 % 1  # by the golden section, what is near in index is far in place
+    rank = np.argsort(np.argsort(place))
+    return rank * (stagger + 1) // num_envs  # in NumPy, with 64 bits
+
+
 def where(mask: jax.Array, yes: Any, no: Any) -> Any:
     """Per-environment choice between two pytrees. mask: [N], leaves: [N, ...]."""
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - 1)), a, b), yes, no)
@@ -148,7 +156,7 @@ class VectorEnv:
         started = self._start(inner), obs
         if not stagger:
             return started
-        age = np.arange(self.num_envs) * (stagger + 1) // self.num_envs  # in NumPy, with 64 bits
+        age = ages(self.num_envs, stagger)
 
         def step(time: jax.Array, started: tuple) -> tuple:
             # Indices beyond those of the reset keys: split(key, n)[i] is fold_in(key, i).

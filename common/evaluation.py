@@ -85,11 +85,13 @@ class Player:
         self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
         num_levels = suite.num_levels or 1  # each is played equally often
         self._env = envs.copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
-        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, (0, 0, None))
+        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, (0, 0, None), donate=1)
 
-    def _jit(self, function: Callable[..., Any], axes: tuple[int | None, ...] = (0, None)) -> Callable[..., Any]:
-        """Jit a function, of a learner and a key if no axes are given, for all seeds."""
-        return jax.jit(jax.vmap(function, axes) if self._many else function)
+    def _jit(
+        self, function: Callable[..., Any], axes: tuple[int | None, ...] = (0, None), donate: int | None = None
+    ) -> Callable[..., Any]:
+        """Jit a function, of a learner and a key if no axes are given, for all seeds. donate: an argument to reuse."""
+        return jax.jit(jax.vmap(function, axes) if self._many else function, donate_argnums=donate)
 
     def _act(self, learner: Any, obs: jax.Array, key: jax.Array, *memory: Any) -> Any:
         """The most probable action with --eval-deterministic, else a sampled one. obs [N, ...] -> [N, D], as an Act."""

@@ -63,7 +63,9 @@ class Trend(NamedTuple):
 
 def of_run(folder: Path) -> list[Course]:
     """The courses of a run's seeds, from its metrics.jsonl."""
-    lines = [line for line in plots.read_lines(folder) if not any(key.startswith("eval/") for key in line)]
+    # Evaluations, and searches for levels, have lines of their own.
+    apart = lambda line: any(key.startswith(("eval/", "search/")) for key in line)  # noqa: E731
+    lines = [line for line in plots.read_lines(folder) if not apart(line)]
     if not lines:
         raise UsageError(f"{folder}: no line of training in its metrics.jsonl")
     seeds = max(len(value) if isinstance(value, list) else 1 for line in lines for value in line.values())

@@ -47,7 +47,7 @@ def go_on(run: str, seed: int, updates: int) -> tuple[Any, Any, Window]:
     devices.start(args)
     start, update = how_many.restore(script, args, folder, found, seed, run)
     one = {"num_seeds": 1, "num_devices": 1, "total_timesteps": updates * args.batch_size}
-    program = how_many.Program(script, replace(records.with_rate_of(args, update), **one))
+    program = how_many.Program(script, replace(records.with_rate_of(args, update, start.learning_rate), **one))
     state = program.start(start.learner, start.environments, seed, start.learner.params)
     params, rows = [jax.device_get(state.learner.params)], []
     for _ in range(updates):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import chdtrc, stdtrit
 
+from common import envs
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError, flag
 from experiments import records
@@ -61,6 +62,7 @@ class Start(NamedTuple):
 
     learner: Any
     environments: Any
+    learning_rate: float | None  # of the next epoch, with --adaptive-lr-kl
 
 
 def measure(
@@ -80,7 +82,9 @@ def measure(
     values = list(values) or [getattr(args, over) * factor for factor in factors]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    args = replace(records.with_rate_of(args, update), num_seeds=1, num_devices=len(jax.devices()))
+    args = replace(records.with_rate_of(args, update, start.learning_rate), num_seeds=1, num_devices=1)
+    changed = [with_value(args, over, value) for value in values]
+    args = replace(args, num_devices=most_devices([args, *changed]))
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
     script.KL_SAMPLE = SAMPLE
     # The script's own update, for its measurements; what it learns is thrown away.
@@ -104,6 +108,13 @@ def measure(
     return args, points
 
 
+def most_devices(settings: Sequence[Any]) -> int:
+    """How many devices can share the environments and the minibatches of all these arguments."""
+    sizes = [(args.num_envs // args.num_rollout_chunks, args.minibatch_size) for args in settings]
+    common = math.gcd(*(size for pair in sizes for size in pair))
+    return max(d for d in range(1, len(jax.devices()) + 1) if common % d == 0)
+
+
 def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
     """-> the script of RUN or RUN@UPDATE, its arguments, its folder, the updates to choose from."""
     folder, record, updates = checkpoints.find_checkpoint(run, "--how-many")
@@ -111,8 +122,12 @@ def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
         raise UsageError(
             f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(records.BRANCHED)}"
         )
-    script = importlib.import_module(record["script"])
-    return script, records.arguments_of(record["script"], record["args"]), folder, updates
+    script, args = importlib.import_module(record["script"]), records.arguments_of(record["script"], record["args"])
+    if envs.on_host(args.env_id):
+        raise UsageError(
+            f"--how-many: {args.env_id} of {run} runs on the host, and cannot be restored from a checkpoint"
+        )
+    return script, args, folder, updates
 
 
 def restore(
@@ -121,13 +136,15 @@ def restore(
     """The learner and the environments in the newest intact checkpoint among `updates`. -> start, its update."""
     _, _, _, init, _, _, keys = script.build(replace(args, num_devices=1))
     shapes, here = jax.eval_shape(init, keys), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = {"learner": shapes.learner, "environments": shapes.environments}
+    names = ("learner", "environments", *(["learning_rate"] if args.adaptive_lr_kl is not None else []))
+    like = {name: getattr(shapes, name) for name in names}
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
     state, update = checkpoints.restore_newest(folder, updates, like, where, partial=True)
     if args.num_seeds > 1:
         state = jax.tree.map(lambda x: x[seed], state)
     environments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state["environments"])
-    return Start(*map(jax.device_get, (state["learner"], environments))), update
+    rate = float(state["learning_rate"]) if "learning_rate" in state else None
+    return Start(*map(jax.device_get, (state["learner"], environments)), rate), update
 
 
 def with_value(args: Any, over: str, value: float) -> Any:

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
     """The levers that this run has, the control first. fresh: the branch starts from scratch."""
     # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
-    com = getattr(args, "com", args.update_epochs * args.num_minibatches / 2)
+    com = getattr(args, "com", 0.0) or args.update_epochs * args.num_minibatches / 2
     found = {
         "control": Lever("nothing changed", {}),
         "envs": Lever("8 x the environments, more minibatches", {"num_envs": 8 * args.num_envs}),
@@ -67,6 +67,13 @@ def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
     if not fresh:
         found["critic"] = Lever("a fresh critic", {"fresh_critic": True})
     return found
+
+
+def adapted_rate(run: Path, update: int) -> float | None:
+    """The learning rate that --adaptive-lr-kl had reached: the last one logged up to an update, the mean over seeds."""
+    key = "charts/learning_rate"
+    logged = [line[key] for line in plots.read_lines(run) if key in line and line["update"] <= update]
+    return float(np.mean(logged[-1])) if logged else None
 
 
 def cells_of(

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from conftest import Bandit
 import doctor
 import ppo
 import ppo_ewma
+import pqn
 import stochastic_opt
 from common import envs
 from common.run.arguments import UsageError, parse
@@ -216,6 +218,38 @@ def test_a_log_whose_losses_and_returns_are_in_lines_of_their_own(tmp_path, caps
     assert code == 0 and "408k steps" in out and "it climbs" in out and "entropy 0.6" in out
 
 
+def test_the_line_of_a_search_is_none_of_training(tmp_path):
+    run = write_run(tmp_path / "run", course(RISE, losses__policy_loss=0.1))
+    before = diagnosis.of_run(run)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"update": 401, "global_step": 409600, "search/learnability": 0.2}\n')
+    (old,), (new,) = before, diagnosis.of_run(run)
+    assert len(new.steps) == len(old.steps) and diagnosis.trend(new) == diagnosis.trend(old)
+
+
+@pytest.mark.parametrize("com, advised, lever", [(0.0, 64.0, 16 * 16.0), (2.0, 32.0, 32.0)])
+def test_a_centre_of_mass_of_nought_is_raised_too(com, advised, lever):
+    """With COM 0 the clip does nothing; 16 gradient steps is how far PPO's own proximal policy is behind here."""
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "com": com}
+    first = doctor.advice("step", "runs/x", "ppo_ewma", saved)[0]
+    assert ppo_ewma.Args(**saved | {"com": advised}).com == parse(ppo_ewma.Args, "", shlex.split(first)[2:-7]).com
+    known = levers.levers_of(ppo_ewma.Args(**saved), fresh=True)
+    assert known["com"].flags == {"com": lever}
+
+
+@pytest.mark.parametrize("label", ["few updates", "no gain", "fell"])
+def test_flags_that_follow_from_others_are_not_repeated(label):
+    """A tenth of the steps for exploration, and as many levels in a batch of a search as divide an update's."""
+    saved = asdict(pqn.Args(num_envs=64, minibatch_size=256, total_timesteps=1_024_000))
+    for text in doctor.advice(label, "runs/x", "pqn", saved):
+        if text.startswith("python pqn.py"):
+            args = parse(pqn.Args, "", shlex.split(text.partition("   #")[0])[2:])
+            assert args.exploration_timesteps == args.total_timesteps // 10
+    saved = {"search_batch": 1024, "num_envs": 2048}
+    for text in doctor.advice(label, "runs/x", "sfl_kinetix", saved):
+        assert "--search-batch" not in text
+
+
 def test_a_report_of_seeds_that_differ_is_of_those_that_agree(tmp_path, capsys):
     """Two seeds stand still since half of the run, the third climbs to the end."""
     seeds = [course(np.minimum(20 * X, 10), seed=s, outer__fresh_gain=0.0) for s in (0, 1)] + [course(10 * X)]
@@ -313,6 +347,33 @@ def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
         how_many.measure(str(tmp_path / "run"), "num_envs", [4, -1], 1, 0, print)
     with pytest.raises(UsageError, match="--seed-index 2"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 2, print)
+
+
+def test_single_updates_have_the_learning_rate_that_the_kl_has_led_to(tmp_path, monkeypatch):
+    """Steps this small leave the KL below half of the target: four epochs in all, each 1.5 times the rate."""
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Bandit(), num_envs))
+    monkeypatch.setattr(how_many, "SAMPLE", 2**10)
+    flags = "--num-envs 16 --num-steps 8 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
+    flags += f" --update-epochs 1 --total-timesteps 512 --learning-rate 1e-5 --adaptive-lr-kl 1 --runs-dir {tmp_path}"
+    run = ppo.train(parse(ppo.Args, "", [*flags.split(), "--run-name", "run"]))
+    args, _ = how_many.measure(str(run), "num_envs", [16], 1, 0, lambda text: None)
+    assert args.learning_rate == pytest.approx(1.5**4 * 1e-5) == levers.adapted_rate(run, 4)
+    assert levers.adapted_rate(run, 2) == pytest.approx(1.5**2 * 1e-5)
+
+
+def test_single_updates_use_as_many_devices_as_share_them(monkeypatch):
+    args = [ppo.Args(num_envs=n, minibatch_size=2048) for n in (64, 2048)]
+    for there, used in ((1, 1), (3, 2), (6, 4), (14, 8)):
+        monkeypatch.setattr(how_many.jax, "devices", lambda there=there: [None] * there)
+        assert how_many.most_devices(args) == used
+    assert how_many.most_devices([ppo.Args(num_envs=96, minibatch_size=96)]) == 12
+
+
+def test_environments_on_the_host_are_refused(monkeypatch):
+    record = {"script": "ppo", "args": {"env_id": "gymnasium/CartPole-v1"}}
+    monkeypatch.setattr(how_many.checkpoints, "find_checkpoint", lambda *_: (None, record, [1]))
+    with pytest.raises(UsageError, match="--how-many: gymnasium/CartPole-v1 of runs/x runs on the host"):
+        how_many.find("runs/x")
 
 
 @pytest.mark.parametrize("over", ["clip_eps", "update_epochs", "learning_rate", "minibatch_size", "num_envs"])

@@ -15,7 +15,7 @@ from scipy.stats import binomtest, chisquare, kstest
 import ppo
 from common import evaluation
 from common.actions import Box, Categorical, Discrete
-from common.envs import VectorEnv, changes, episode_sums, make
+from common.envs import VectorEnv, ages, changes, episode_sums, make
 from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
 from common.suites import gymnax as suite
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
@@ -249,13 +249,23 @@ def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(
     env = VectorEnv(Counter(ends=(30,), limit=99), 20)
     state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), stagger)
     played = np.floor(np.arange(20) * (stagger + 1) / 20)
-    np.testing.assert_array_equal(obs[:, 0], played % 30)
+    np.testing.assert_array_equal(np.sort(obs[:, 0]), np.sort(played % 30))
     np.testing.assert_array_equal(state.inner.time, obs[:, 0])
     np.testing.assert_array_equal(state.length, obs[:, 0])
     np.testing.assert_array_equal(state.total_reward, obs[:, 0])
     np.testing.assert_array_equal(state.inner.id, obs[:, 2:])
     # No step had a key that a reset had: both draw their bits in the same way.
-    assert all_different(state.inner.id, *([state.inner.noise[played > 0]] if stagger else []))
+    assert all_different(state.inner.id, *([state.inner.noise[obs[:, 0] > 0]] if stagger else []))
+
+
+@pytest.mark.parametrize("num_envs, blocks", [(384, 6), (4096, 32), (1000, 10)])
+def test_environments_side_by_side_are_not_at_the_same_point_of_their_episodes(num_envs, blocks):
+    played = ages(num_envs, 999).reshape(blocks, -1)
+    assert sorted(played.ravel()) == [i * 1000 // num_envs for i in range(num_envs)]
+    size = num_envs // blocks
+    for block in played:
+        # The largest gap between neighbours in age, and to both ends, is a few times that of an even spread.
+        assert np.diff(np.sort([-1, *block, 1000])).max() < 4 * 1000 / size
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The estimate of memory before anything is compiled, against what XLA reports afterwards."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import ppo
 import ppo_rnn
 from common.actions import Discrete
 from common.run import memory
+from common.run.arguments import UsageError
 
 SIZES = {
     "a long rollout": {"env_id": "CartPole-v1", "num_envs": 32768, "num_steps": 128},
@@ -104,3 +106,13 @@ def test_the_estimate_is_within_a_quarter_of_what_xla_needs(monkeypatch, script,
     sizes = step.lower(state).compile().memory_analysis()
     needed = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
     assert sum(estimates[0].values()) == pytest.approx(needed, rel=0.25)
+
+
+@pytest.mark.parametrize("blocks, chunks", [(1, 3), (6, 4)])
+def test_the_chunks_that_would_fit_have_a_part_of_every_block(monkeypatch, blocks, chunks):
+    """A third would fit. 6,144 environments are three times 2,048, but three parts of 1,024 are no whole numbers."""
+    monkeypatch.setattr(memory, "device_bytes", lambda devices: 10)
+    args = SimpleNamespace(num_devices=1, num_envs=6144, num_steps=1, num_minibatches=24, num_rollout_chunks=1)
+    args = SimpleNamespace(**vars(args), num_blocks=blocks)
+    with pytest.raises(UsageError, match=f"--num-rollout-chunks {chunks} would fit"):
+        memory.fit(args, SimpleNamespace(num_envs=6144), lambda chunks: {"rollout": 30 // chunks}, "")

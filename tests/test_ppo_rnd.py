@@ -6,6 +6,7 @@ Where the two algorithms coincide, ppo.py, which has tests of its own, is the an
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -312,6 +313,19 @@ def test_random_play_before_training_gives_the_first_statistics(devices, chunks)
     assert learner.rnd.obs_stats.count == 13 * 16 and learner.rnd.return_stats.count == 8 * 16
     np.testing.assert_allclose(learner.rnd.obs_stats.mean[0], 7, rtol=1e-5)  # of the times 1 to 13
     np.testing.assert_allclose(learner.obs_stats.mean[0], 8.5, rtol=1e-5)  # what was acted on: the times 5 to 12
+
+
+def test_a_predictor_that_is_not_finite_is_noticed_in_its_own_update():
+    training = Training(NOISE, ARGS)
+    state, metrics, sample = training.step(training.init(training.keys))
+    assert metrics["finite"]
+    learner = state.learner
+    predictor = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), learner.rnd.predictor)
+    broken = learner._replace(rnd=learner.rnd._replace(predictor=predictor))
+    measure = on_devices(partial(ppo_rnd.measure_update, training.args, training.network))
+    for new, finite in ((learner, True), (broken, False)):
+        found = measure(learner.params, learner, new, sample)
+        assert bool(found["finite"]) == finite
 
 
 def test_eight_devices_keep_one_learner():

@@ -844,6 +844,35 @@ def test_a_run_that_goes_on_after_nan_says_so_at_its_end(args, capsys):
     assert json.loads((run.path / "summary.json").read_text())["not_finite_since_update"] == 2
 
 
+@pytest.mark.parametrize("bad", [4, 5, 6])
+def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args, bad):
+    run = run_of(args, 20, log_every=5)
+    with pytest.raises(runs.Diverged), run:
+        for update in run.updates():
+            loss = jnp.float32(1 if update < bad else jnp.nan)
+            run.log(update, {"losses/x": loss, "finite": jnp.isfinite(loss)})
+    *before, last = plots.read_lines(run.path)
+    assert last["update"] == bad and last["losses/x"] is None
+    assert before[-1]["update"] == bad - 1 and all(line["losses/x"] == 1 for line in before)
+
+
+@pytest.mark.parametrize("bad, since", [(2, 2), (5, 6)])
+def test_since_when_a_run_is_not_finite_is_known_after_resume(args, bad, since):
+    """Killed after update 5, it goes on from that of 4; what happened after that is gone."""
+    run = run_of(args, 8, halt_on_nan=False, checkpoint_every=4)
+    with run:
+        for update in range(1, 6):
+            run.log(update, {"finite": jnp.bool_(update < bad)})
+            run.save_if_due(update, initial_state())
+    again = Sized(dataclasses.replace(run.args, resume=str(run.path)), 1, 8)
+    again.restore(initial_state())
+    with again:
+        for update in range(5, 9):
+            again.log(update, {"finite": jnp.bool_(update < max(bad, since))})
+    again.finish()
+    assert json.loads((run.path / "summary.json").read_text())["not_finite_since_update"] == since
+
+
 # wandb
 
 

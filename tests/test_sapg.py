@@ -16,7 +16,7 @@ from test_ppo import SPACES, differ, leaves_close, record, same
 import ppo
 import sapg
 from common import envs
-from common.actions import Discrete, Gaussian
+from common.actions import Box, Discrete, Gaussian
 from common.run import plots, run as runs
 from common.run.arguments import UsageError, parse
 
@@ -472,3 +472,10 @@ def test_what_the_authors_settings_need_learns_and_goes_on(tmp_path):
 def test_the_bounds_loss_is_for_actions_between_minus_one_and_one(env_id):
     with pytest.raises(UsageError, match=rf"--bounds-coef 0.0001: needs actions in \[-1, 1\]; {env_id} has others"):
         sapg.build(sapg.Args(**FLAGS, num_blocks=2, env_id=env_id, bounds_coef=1e-4))
+
+
+def test_the_bounds_loss_is_not_for_actions_between_nought_and_one(monkeypatch):
+    toy = Noise(Box(np.zeros(2, np.float32), np.ones(2, np.float32)))
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
+    with pytest.raises(UsageError, match=r"needs actions in \[-1, 1\]"):
+        sapg.build(sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4))

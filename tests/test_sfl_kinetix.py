@@ -20,7 +20,7 @@ import ppo
 import ppo_ewma
 import sfl_kinetix
 from common import envs
-from common.run import arguments, run as runs
+from common.run import arguments, folder, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic
@@ -522,6 +522,16 @@ def test_a_run_that_has_an_idle_flag_is_resumed_and_evaluated(toy, tmp_path):
     assert sfl_kinetix.train(Args(resume=str(run))) == run
     made = sfl_kinetix.train(Args(evaluate=str(run), num_eval_episodes=3, runs_dir=str(tmp_path)))
     assert lines_of(made)[0]["eval/solve_rate"] == 0
+
+
+def test_a_search_of_the_run_need_not_fit_the_devices_of_what_goes_on(monkeypatch):
+    """30 % of 2,048 environments are 614 on one device, 4 x 154 on four: 1,434 or 1,432 fresh levels in an update."""
+    saved = dict(num_envs=2048, buffer_share=0.3, search_batch=1432, num_devices=4)
+    record = {"script": "sfl_kinetix", "args": saved}
+    monkeypatch.setattr(folder, "find_checkpoint", lambda *_: (None, record, [1]))
+    found = folder._evaluated(Args(evaluate="runs/x"), "sfl_kinetix")
+    assert found.num_devices == 1 and found.search_batch is None
+    assert sfl_kinetix.settle_search(found, 1).search_batch
 
 
 def test_a_search_of_the_run_need_not_fit_the_sizes_of_an_evaluation(toy, tmp_path):

@@ -60,6 +60,8 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
         raise UsageError(f"{where} with {', '.join(refused)}: a resumed run keeps its own flags{branch}")
     anew = {name: value for name, value in chosen.items() if name in GIVEN_ANEW}
     saved = {name: value for name, value in saved.items() if name not in LAUNCH}
+    if "num_devices" in anew and "search_batch" in saved and anew["num_devices"] != saved["num_devices"]:
+        saved["search_batch"] = None  # it follows from the number of devices
     args = kind(**{**saved, **anew, "resume": args.resume})
     if updates[-1] == args.num_updates and _summary(folder).get("updates") == args.num_updates:
         print(f"{where}: finished already, {args.num_updates} of {args.num_updates} updates")
@@ -71,11 +73,13 @@ def _evaluated(args: Any, script: str) -> Any:
     kind, where = type(args), f"--evaluate {args.evaluate}"
     _, record, _ = find_checkpoint(args.evaluate, "--evaluate")
     saved, chosen = _saved(kind, record, where), given(args)
+    # How many levels a search plays at a time depends on the number of devices. Nothing is searched here.
+    saved |= {name: None for name in ("search_batch",) if name in saved}
     if chosen.keys() & {"num_envs", "num_steps", "minibatch_size", "num_minibatches"}:
         # How the run's updates and searches are split may not fit these. Nothing is trained, so few parts will do.
         parts = chosen.get("num_rollout_chunks", 1)
         count = None if "minibatch_size" in chosen else parts
-        split = {"minibatch_size": None, "num_minibatches": count, "num_rollout_chunks": parts, "search_batch": None}
+        split = {"minibatch_size": None, "num_minibatches": count, "num_rollout_chunks": parts}
         split["sequence_length"] = None
         saved |= {name: value for name, value in split.items() if name in saved}
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}

@@ -131,7 +131,8 @@ def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "")
                 f"{args.num_rollout_chunks}"
             )
         if needed(args.num_rollout_chunks) > limit:
-            common = math.gcd(args.num_envs // len(devices), args.num_minibatches)
+            blocks = getattr(args, "num_blocks", 1)  # of which each chunk has a part
+            common = math.gcd(args.num_envs // blocks // len(devices), args.num_minibatches)
             fitting = [chunks for chunks in divisors(common) if needed(chunks) <= limit]
             chunks = f"--num-rollout-chunks {fitting[0]} would fit, or " if fitting else ""
             raise UsageError(

@@ -44,6 +44,7 @@ from common.run.arguments import UsageError, parse, read_record
 from common.run.checkpoints import Checkpoints, checkpoint_updates, find_checkpoint, first_line, restore_newest
 from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
 
+NOT_FINITE = "not_finite_since_update"  # in the summary, and in the notes of args.json
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -221,6 +222,10 @@ class Run:
             note = f"; all episodes begin anew, because {self.args.env_id} cannot be saved"
         self._first = self.done = self._saved = update
         if self.is_main:
+            since = self.record.get("notes", {}).pop(NOT_FINITE, None)
+            if since is not None and since <= update:
+                self._not_finite = since
+                self.note(NOT_FINITE, since)
             for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
                 damaged.rename(damaged.with_suffix(".damaged"))  # or it would block the next save
             self._drop_lines_after(update)
@@ -355,15 +360,19 @@ class Run:
             return
         update, row = pending[0], jax.device_get(pending[1])
         now = time.perf_counter()
-        self._busy, self._clock = self._busy + now - self._clock, now
         finite = bool(np.all(row.pop("finite", True)))
+        if not finite and self._not_finite is None:
+            self._write_rows()  # so that the numbers before do not hide it
+        self._busy, self._clock = self._busy + now - self._clock, now
         self._rows.append(row)
         self.done = update
         if update % self.args.log_every == 0 or update == self.num_updates or not finite:
             self._write_rows()
         self._show(update, row)
         if not finite:
-            self._not_finite = self._not_finite or update
+            if self._not_finite is None:
+                self._not_finite = update
+                self.note(NOT_FINITE, update)
             if self.args.halt_on_nan:
                 raise Diverged(update, self.checkpoints.newest(), hasattr(self.args, "init_from"))
 
@@ -528,7 +537,7 @@ class Run:
             "updates": self.done,
             "num_updates": self.num_updates,
             "global_step": self.done * self.steps_per_update,
-            "not_finite_since_update": self._not_finite,
+            NOT_FINITE: self._not_finite,
         }
 
     def _resources(self) -> dict[str, Any]:

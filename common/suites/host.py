@@ -76,7 +76,7 @@ class HostSuite:
             obs = self._read(pool.reset())
         length, total = np.zeros(num_envs, np.int32), np.zeros(num_envs, np.float32)
         # All play on, and those that are to have played k steps in the end begin anew k steps before it.
-        start = stagger - np.arange(num_envs) * (stagger + 1) // num_envs
+        start = stagger - envs.ages(num_envs, stagger)
         for time in range(stagger):
             actions = np.stack([self._actions.sample() for _ in range(num_envs)])
             obs, _, _, _, _, score, over = self._step(pool, actions)
