@@ -95,10 +95,10 @@ PRESETS = {
 }  # fmt: skip
 OF_B1A = {  # figure 1a has one more
     "atari-mini": Preset(
-        about="figure B1a on Atari's Breakout, for PPO and PQN, 200,704 steps, 3 seeds, an hour on two cores; it shows "
+        about="figure B1a on Atari's Breakout, for PPO and PQN, 98,304 steps, 3 seeds, an hour on two cores; it shows "
         "that Atari works, and no more",
-        games=(f"{ON_HOST}Breakout-v5",), total_timesteps=196 * 1024, flat=(128, 8), with_pqn=True,
-        base=PAPER | ATARI | FEW, pqn=PAPER_PQN | ATARI | FEW | dict(exploration_timesteps=20_000), **GRID,
+        games=(f"{ON_HOST}Breakout-v5",), total_timesteps=96 * 1024, flat=(128, 8), with_pqn=True,
+        base=PAPER | ATARI | FEW, pqn=PAPER_PQN | ATARI | FEW | dict(exploration_timesteps=10_000), **GRID,
         others=(f"{ON_HOST}BigfishHard-v0",), others_base=PROCGEN, reuse=((1, 1), (4, 1)),
         robots=(f"{ON_HOST}HalfCheetah-v5",), robots_base=ROBOTS,
     ),
