@@ -279,14 +279,16 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
 
 
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
-    """The command line of these arguments with some changed: what differs from the defaults, and the environment."""
+    """The command line of these arguments with some changed: what differs from the defaults, the environment, and the
+    size of minibatches, whose default depends on the other sizes."""
     fields = args.__dataclass_fields__
     derived = {"num_minibatches", "search_batch"}  # from flags that may change
     if "exploration_timesteps" in fields and args.exploration_timesteps == args.total_timesteps // 10:
         derived.add("exploration_timesteps")
     values = {name: getattr(args, name) for name in fields if name not in derived} | changes
     default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
-    named = {k: v for k, v in values.items() if k == "env_id" or (v is not None and v != getattr(default, k))}
+    always = ("env_id", "minibatch_size")
+    named = {k: v for k, v in values.items() if v is not None and (k in always or v != getattr(default, k))}
     return ["python", f"{script}.py", *grid.spelled(named)]
 
 

@@ -53,7 +53,7 @@ TASKS = {
     "pendulum": Task(
         f"{PENDULUM} --gamma 0.95 --ent-coef 0", (2**18, 2**19, 2**20), -1200.0, (8.0, 64.0, 512.0, 4096.0), others=True
     ),
-    "breakout": Task(f"{STICKY} --num-envs 256", (2**19, 2**20, 2**21), 0.5, (8.0, 64.0, 512.0)),
+    "breakout": Task(f"{STICKY} --num-envs 256 --minibatch-size 2048", (2**19, 2**20, 2**21), 0.5, (8.0, 64.0, 512.0)),
     "asterix": Task(
         "--env-id Asterix-MinAtar --num-envs 64 --minibatch-size 256 --update-epochs 8",
         *((2**18, 2**19, 2**20), 0.5, (8.0, 64.0, 512.0)),

@@ -38,7 +38,8 @@ def cell(key: Key, seed: int, **changed: Any) -> grid.Cell:
     flags |= {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": STEPS[game], "seed": seed}
     flags |= {"num_eval_episodes": 0, "log_every": max(1, WINDOW // (2 * num_envs * num_steps))}
     varied = {"entropy": game, "envs": num_envs, "steps": num_steps, **changed, "seed": seed}
-    return grid.named("ppo", flags | changed, varied, STEPS[game] // (num_envs * num_steps))
+    flags |= headline.inner_loop(changed) | changed
+    return grid.named("ppo", flags, varied, STEPS[game] // (num_envs * num_steps))
 
 
 def cells() -> dict[Key, list[grid.Cell]]:

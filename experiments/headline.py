@@ -27,6 +27,7 @@ SEEDS = range(5)
 STEPS = 3 * 2**23  # 25,165,824; a multiple of every size's transitions per update
 HALF = STEPS // 2
 NUM_STEPS = 32
+MINIBATCH = 2048
 Key = TypeVar("Key")  # by which an experiment names its runs
 ABOVE = 7.0  # a return that no run on the plateau has
 ARMS = {  # of the smallest size, for half of the steps
@@ -38,7 +39,7 @@ ARMS = {  # of the smallest size, for half of the steps
 
 
 def cell(num_envs: int, seed: int, steps: int = STEPS, script: str = "ppo", **changed: Any) -> grid.Cell:
-    """One run of one seed."""
+    """One run of one seed, with minibatches of MINIBATCH unless `changed` says otherwise."""
     updates = steps // (num_envs * NUM_STEPS)
     flags = {"env_id": "Breakout-MinAtar", "sticky_actions": 0.1, "num_envs": num_envs, "total_timesteps": steps}
     flags |= {
@@ -47,7 +48,12 @@ def cell(num_envs: int, seed: int, steps: int = STEPS, script: str = "ppo", **ch
         "log_every": max(1, updates // 384),
         "checkpoint_every": updates // 2,
     }
-    return grid.named(script, flags | changed, {"envs": num_envs, **changed, "seed": seed}, updates)
+    flags |= inner_loop(changed) | changed
+    return grid.named(script, flags, {"envs": num_envs, **changed, "seed": seed}, updates)
+
+
+def inner_loop(changed: dict[str, Any]) -> dict[str, int]:
+    return {} if changed.keys() & {"minibatch_size", "num_minibatches"} else {"minibatch_size": MINIBATCH}
 
 
 def branch(seed: int) -> grid.Cell:

@@ -9,7 +9,7 @@ experiments/PREREGISTERED.md.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,12 +43,19 @@ def judge(curves: Mapping[str, list[Curve]], stored: Mapping[str, list[float]]) 
             found = verdicts.difference(what, np.array(ends[game]), other, above=above)
             checks[what] = found._asdict() | {"outcome": found.outcome}
     outcomes = [check["outcome"] for check in checks.values() if check["above"] is not None]
-    kept = {game: [entropy.entropy_at(c, LEVELS[game], entropy.STEPS[game]) for c in of] for game, of in curves.items()}
+
+    def each(what: Callable[[Curve, float, float], Any]) -> dict[str, list[Any]]:
+        return {game: [what(c, LEVELS[game], entropy.STEPS[game]) for c in of] for game, of in curves.items()}
+
+    late = lambda of: each(lambda c, _, last: c.mean(of, 0.9 * last, last))  # noqa: E731
     return {
         "checks": checks,
         "8 minibatches are better than 1": verdicts.together(outcomes),
         "the default changes": "does not hold" not in outcomes,
-        "entropy when the return first reaches the level": kept,
+        "entropy when the return first reaches the level": each(entropy.entropy_at),
+        "share of samples beyond the clip range until then": each(inner.clipped),
+        "gains of an update, last tenth: own": late("own"),
+        "gains of an update, last tenth: fresh": late("fresh"),
         ENDS: ends,
     }
 

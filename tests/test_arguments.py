@@ -237,10 +237,19 @@ def test_few_updates_are_warned_of_and_gradient_steps_counted():
     assert arguments.describe(many).endswith("12,800 gradient steps") and "\n" not in arguments.describe(many)
 
 
-@pytest.mark.parametrize("script, flags, steps", [(ppo, {}, 4), (ppo, {"num_minibatches": 4}, None), (pqn, {}, None)])
-def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(script, flags, steps):
-    """64 environments have one minibatch of the default size."""
-    told = arguments.describe(script.Args(num_envs=64, total_timesteps=10**6, update_epochs=4, **flags))
+@pytest.mark.parametrize(
+    "num_envs, num_steps, size, count",
+    [(64, 32, 256, 8), (512, 32, 2048, 8), (2048, 32, 2048, 32), (300, 32, 1200, 8), (7, 1, 1, 7), (33, 1, 11, 3)],
+)
+def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs, num_steps, size, count):
+    args = ppo.Args(num_envs=num_envs, num_steps=num_steps)
+    assert (args.minibatch_size, args.num_minibatches) == (size, count)
+
+
+@pytest.mark.parametrize("script, minibatches, steps", [(ppo, 1, 4), (ppo, 3, 12), (ppo, 4, None), (pqn, 1, None)])
+def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(script, minibatches, steps):
+    args = script.Args(num_envs=96, total_timesteps=10**6, update_epochs=4, num_minibatches=minibatches)
+    told = arguments.describe(args)
     assert ("gradient steps per update" in told) == (steps is not None)
     assert steps is None or f"note: {steps} gradient steps per update are few" in told
 

@@ -182,6 +182,7 @@ def test_init_from_starts_a_new_run_at_the_learned_parameters(monkeypatch, strai
     """With other flags and a learning rate too small to move anything, after 20 updates of the old run and 1 new."""
     flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 4 --hidden-sizes 8 --num-devices 1 --learning-rate 1e-30"
     flags += " --norm-obs --norm-reward --num-eval-episodes 0 --total-timesteps 32 --run-name new --update-epochs 1"
+    flags += " --num-minibatches 1"
     call(monkeypatch, *flags.split(), "--runs-dir", tmp_path, "--init-from", f"{straight}@20")
     new = state_of(tmp_path / "new")
     like = {"learner": new.learner}

@@ -474,6 +474,7 @@ def test_an_experiment_says_what_it_would_run(monkeypatch, capsys, tmp_path):
 def test_eight_minibatches_are_compared_with_one_on_the_other_games(levels, outcome, changes):
     """One: 95 and 7, of seed s a tenth of it more."""
     curves = {game: flat(level, entropy.STEPS[game]) for game, level in zip(minibatches.GAMES, levels, strict=True)}
+    curves = {game: [c._replace(clipfrac=0.1 + 0 * c.steps) for c in of_one] for game, of_one in curves.items()}
     one = {"SpaceInvaders": 95, "Asterix": 7}
     stored = {
         inner.spelled((game, 64, parts)): [level + 0.1 * s for s in range(5)]
@@ -482,6 +483,7 @@ def test_eight_minibatches_are_compared_with_one_on_the_other_games(levels, outc
     }
     found = minibatches.judge(curves, stored)
     assert found["8 minibatches are better than 1"] == outcome and found["the default changes"] == changes
+    assert np.allclose(found["share of samples beyond the clip range until then"]["SpaceInvaders"], 0.1)
     check = found["checks"]["SpaceInvaders, return, 8 less 64 minibatches"]
     assert check["estimate"] == pytest.approx(levels[0] - 95) and check["outcome"] == "reported"
 

@@ -40,6 +40,7 @@ Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
 Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
 NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
+LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/headline.md)
 FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/headline.md)
 
 
@@ -369,7 +370,7 @@ def settle_minibatches(args: Any, default_size: int) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
     Either one fixes the other. If neither is given, the size stays and the count grows with the transitions, as the
-    scaling recipe requires.
+    scaling recipe requires; but there are LEAST minibatches, if these divide the transitions.
     """
     num_envs = args.base_num_envs if args.scaling else args.num_envs
     transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
@@ -379,7 +380,8 @@ def settle_minibatches(args: Any, default_size: int) -> None:
             "transitions (--num-envs * --num-steps); give one of the two"
         )
     if count is None:
-        size = size or min(default_size, transitions)
+        least = next(count for count in range(LEAST, 0, -1) if transitions % count == 0)
+        size = size or min(default_size, transitions // least)
         _divides_transitions("--minibatch-size", size, transitions)
         count = transitions // size
     _divides_transitions("--num-minibatches", count, transitions)
