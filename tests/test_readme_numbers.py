@@ -250,7 +250,8 @@ def breakout():
     yield f"`--com 8` is not lifted ({bonus('com 8')})"
     yield f"surely ahead ({bonus('com 512')}), because it falls: neither reaches the {mean['com 512']} of 512 without"
     plain = np.mean(read("headline")["return, last tenth"]["64"])
-    yield f"and {mean['com 512']} with `--com 512`; with 4 gradient steps per update they reach {plain:.1f} in 25M (above)"
+    four = f"with 4 gradient steps per update they reach {plain:.1f} in 25M (above)"
+    yield f"and {mean['com 512']} with `--com 512`; {four}"
     runs_half = [f"{np.mean(weak):.1f}", mean["com 512"]]
     yield f"without that they have the {runs_half[1]} and {runs_half[0]} above"
     decisive = [c["outcome"] for c in read("exploration")["checks"] if c["above"] is not None]
