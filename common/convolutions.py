@@ -1,5 +1,5 @@
 """Convolutions as flax's Conv takes them, with gradients that are fast on CPUs too: XLA:CPU computes those of
-lax.conv_general_dilated without matrix products, and a Nature CNN then learns 23 times as slowly."""
+lax.conv_general_dilated without matrix products, and a Nature CNN then learns 40 times as slowly."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,11 +35,9 @@ def _backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array
     padding = ((0, 0), (height - 1, height - 1), (width - 1, width - 1), (0, 0))
     x_slope = _convolve(jnp.pad(slope, padding), kernel[::-1, ::-1].swapaxes(2, 3))
 
-    def products(x: jax.Array, slope: jax.Array) -> jax.Array:
-        """The gradient of the kernel, one matrix product for each place in it."""
-        views = [[x[:, i : i + rows, j : j + columns] for j in range(width)] for i in range(height)]
-        dot = partial(jnp.einsum, "bhwi,bhwo->io", preferred_element_type=jnp.float32)
-        return jnp.stack([jnp.stack([dot(view, slope) for view in row]) for row in views])
+    def on_cpus(x: jax.Array, slope: jax.Array) -> jax.Array:
+        """The gradient of the kernel in the one layout that XLA:CPU computes by matrix products."""
+        return _convolve(x.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3)).transpose(1, 2, 0, 3)
 
     def convolution(x: jax.Array, slope: jax.Array) -> jax.Array:
         batch_last = ("CHWN", "IHWO", "HWNC")
@@ -47,7 +45,7 @@ def _backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array
             x, slope, (1, 1), "VALID", dimension_numbers=batch_last, preferred_element_type=jnp.float32
         )
 
-    return x_slope, jax.lax.platform_dependent(x, slope, cpu=products, default=convolution)
+    return x_slope, jax.lax.platform_dependent(x, slope, cpu=on_cpus, default=convolution)
 
 
 _rounded.defvjp(_forward, _backward)
