@@ -30,7 +30,7 @@ def _forward(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tu
 
 def _backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, jax.Array]:
     (x, kernel), slope = rounded, slope.astype(dtype)
-    (height, width), (rows, columns) = kernel.shape[:2], slope.shape[1:3]
+    height, width = kernel.shape[:2]
     # The gradient of x is a convolution, too: of the padded slope with the kernel turned round.
     padding = ((0, 0), (height - 1, height - 1), (width - 1, width - 1), (0, 0))
     x_slope = _convolve(jnp.pad(slope, padding), kernel[::-1, ::-1].swapaxes(2, 3))
