@@ -493,8 +493,7 @@ def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner
     return metrics | {
         "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
         "outer/update_norm": update_norm,
-        # A NaN in any loss or gradient ends up in the parameters, or in the predictor.
-        "finite": jnp.isfinite(update_norm) & jnp.isfinite(optax.tree.norm(new.rnd.predictor)),
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
 
 
@@ -563,6 +562,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    metrics["finite"] &= jnp.isfinite(optax.tree.norm(learner.rnd.predictor))
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats, rnd=learner.rnd._replace(obs_stats=rnd_stats))

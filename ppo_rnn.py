@@ -152,8 +152,8 @@ class Args(RunArgs):
         if self.adaptive_lr_kl is not None and self.anneal_lr:
             raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
-        arguments.settle_minibatches(self, default_size=2048)
         object.__setattr__(self, "sequence_length", self.sequence_length or self.num_steps)
+        arguments.settle_minibatches(self, default_size=2048, whole=self.sequence_length)
         common = math.gcd(self.num_steps, self.minibatch_size)
         if common % self.sequence_length:
             sizes = f"--num-steps {self.num_steps} and --minibatch-size {self.minibatch_size}"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import chdtrc, stdtrit
 
-from common import envs
+from common.envs import on_host
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError, flag
 from experiments import records
@@ -123,7 +123,7 @@ def find(run: str) -> tuple[ModuleType, Any, Path, list[int]]:
             f"--how-many: {run} was made by {record['script']}.py; it works for {' and '.join(records.BRANCHED)}"
         )
     script, args = importlib.import_module(record["script"]), records.arguments_of(record["script"], record["args"])
-    if envs.on_host(args.env_id):
+    if on_host(args.env_id):
         raise UsageError(
             f"--how-many: {args.env_id} of {run} runs on the host, and cannot be restored from a checkpoint"
         )

@@ -246,6 +246,14 @@ def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs
     assert (args.minibatch_size, args.num_minibatches) == (size, count)
 
 
+@pytest.mark.parametrize(
+    "num_envs, num_steps, size, count", [(64, 32, 256, 8), (4, 32, 32, 4), (3, 5, 5, 3), (12, 128, 256, 6)]
+)
+def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, count):
+    args = ppo_rnn.Args(num_envs=num_envs, num_steps=num_steps)
+    assert (args.minibatch_size, args.num_minibatches, args.sequence_length) == (size, count, num_steps)
+
+
 @pytest.mark.parametrize("script, minibatches, steps", [(ppo, 1, 4), (ppo, 3, 12), (ppo, 4, None), (pqn, 1, None)])
 def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(script, minibatches, steps):
     args = script.Args(num_envs=96, total_timesteps=10**6, update_epochs=4, num_minibatches=minibatches)

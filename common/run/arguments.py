@@ -366,11 +366,11 @@ def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
         )
 
 
-def settle_minibatches(args: Any, default_size: int) -> None:
+def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
     Either one fixes the other. If neither is given, the size stays and the count grows with the transitions, as the
-    scaling recipe requires; but there are LEAST minibatches, if these divide the transitions.
+    scaling recipe requires; but there are LEAST minibatches, if so many of `whole` transitions divide the rollout.
     """
     num_envs = args.base_num_envs if args.scaling else args.num_envs
     transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
@@ -380,7 +380,7 @@ def settle_minibatches(args: Any, default_size: int) -> None:
             "transitions (--num-envs * --num-steps); give one of the two"
         )
     if count is None:
-        least = next(count for count in range(LEAST, 0, -1) if transitions % count == 0)
+        least = next(count for count in range(LEAST, 0, -1) if transitions // whole % count == 0)
         size = size or min(default_size, transitions // least)
         _divides_transitions("--minibatch-size", size, transitions)
         count = transitions // size
