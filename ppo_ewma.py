@@ -108,7 +108,7 @@ class Args(RunArgs):
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
-    """Transitions per minibatch (default 2048, at most an eighth); --num-minibatches follows from it."""
+    """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
     learning_rate: Positive[float] = 1e-3

@@ -53,6 +53,7 @@ def cell(num_envs: int, seed: int, steps: int = STEPS, script: str = "ppo", **ch
 
 
 def inner_loop(changed: dict[str, Any]) -> dict[str, int]:
+    """The size of minibatches, if `changed` gives neither it nor their number."""
     return {} if changed.keys() & {"minibatch_size", "num_minibatches"} else {"minibatch_size": MINIBATCH}
 
 
@@ -276,7 +277,7 @@ class Args:
     dry_run: bool = False
     """Only print the commands that are missing."""
     out: Path | None = None
-    """The file to write (default results/EXPERIMENT.json); the picture lies beside it."""
+    """The file to write (default results/EXPERIMENT.json); its picture, if there is one, lies beside it."""
 
 
 def made(args: Args, *runs: Sequence[grid.Cell]) -> bool:

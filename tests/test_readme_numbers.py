@@ -453,7 +453,7 @@ NOT_COMPUTED = {
     "32 environments with minibatches four times as large": "the same",
     "a random policy has 0 and ten seeds of a longer run of `ppo.py` have 1": "experiments/scores.py",
     # Read from the pictures' data, not computed here.
-    "the day before, sums in another order led the same seed to 39": "that run was not kept",
+    "sums in another order led the same seed to 39, another machine to 54": "those runs were not kept",
     # Defaults and arithmetic.
     "in 2,048 parallel environments": "the default of --num-envs",
     "32 times the environments and 32 times the minibatches": "65,536 / 2,048",

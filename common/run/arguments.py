@@ -370,7 +370,8 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
     Either one fixes the other. If neither is given, the size stays and the count grows with the transitions, as the
-    scaling recipe requires; but there are LEAST minibatches, if so many of `whole` transitions divide the rollout.
+    scaling recipe requires; but there are at least LEAST minibatches (fewer if these do not divide the transitions into
+    multiples of `whole`).
     """
     num_envs = args.base_num_envs if args.scaling else args.num_envs
     transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
