@@ -9,7 +9,8 @@ update. In environments it is N / (N + N_c): at N_c half of an update is signal.
 import importlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -86,10 +87,31 @@ def measure(
     changed = [with_value(args, over, value) for value in values]
     args = replace(args, num_devices=most_devices([args, *changed]))
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
-    script.KL_SAMPLE = SAMPLE
+    points = []
+    with judged_on(script, SAMPLE):
+        for point in single_updates(script, args, start, settings, keys):
+            points.append(point)
+            gains = f"own gain {point.own:.2g}, fresh {point.fresh:.2g} ± {point.width:.2g}"
+            say(f"{flag(over)} {point.value:g}: {gains}")
+    return args, points
+
+
+@contextmanager
+def judged_on(script: ModuleType, size: int) -> Iterator[None]:
+    """Inside of the block the script measures what an update gained on `size` transitions."""
+    before, script.KL_SAMPLE = script.KL_SAMPLE, size
+    try:
+        yield
+    finally:
+        script.KL_SAMPLE = before
+
+
+def single_updates(
+    script: ModuleType, args: Any, start: Start, settings: dict[float, Any], keys: int
+) -> Iterator[Point]:
+    """What updates with each of the settings gain. settings: value of the flag -> arguments. -> a point for each."""
     # The script's own update, for its measurements; what it learns is thrown away.
     judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
-    points = []
     for value, changed in settings.items():
         program, rows = Program(script, changed), []
         for key in range(keys * min(16, max(1, round(args.batch_size / changed.batch_size)))):
@@ -103,9 +125,7 @@ def measure(
         spread = fresh.std(ddof=1) if len(rows) > 1 else 0.0
         spread = max(spread, math.sqrt((errors**2).mean()), 1e-9) / math.sqrt(len(rows))
         numbers = (own.mean(), fresh.mean(), spread, kl.mean(), np.median(seconds))
-        points.append(Point(value, changed.num_envs, changed.batch_size, len(rows), *map(float, numbers)))
-        say(f"{flag(over)} {value:g}: own gain {own.mean():.2g}, fresh {fresh.mean():.2g} ± {points[-1].width:.2g}")
-    return args, points
+        yield Point(value, changed.num_envs, changed.batch_size, len(rows), *map(float, numbers))
 
 
 def most_devices(settings: Sequence[Any]) -> int:

@@ -358,6 +358,7 @@ def test_single_updates_have_the_learning_rate_that_the_kl_has_led_to(tmp_path, 
     run = ppo.train(parse(ppo.Args, "", [*flags.split(), "--run-name", "run"]))
     args, _ = how_many.measure(str(run), "num_envs", [16], 1, 0, lambda text: None)
     assert args.learning_rate == pytest.approx(1.5**4 * 1e-5) == levers.adapted_rate(run, 4)
+    assert ppo.KL_SAMPLE == 8192  # what is trained next in this process is measured as ever
     assert levers.adapted_rate(run, 2) == pytest.approx(1.5**2 * 1e-5)
 
 
