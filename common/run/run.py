@@ -316,10 +316,14 @@ class Run:
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
         """Take the metrics of the update just dispatched, [] or [num_seeds] each, and write those of the update before:
-        the device always has work, but never more than two updates. `finite` is not written; if it is False,
+        the device always has work, but never more than two updates. One that is over already is written, too: the
+        dispatch has waited for it, as with environments on the host. `finite` is not written; if it is False,
         --halt-on-nan raises Diverged. In lines of several updates, charts/episodic_... and charts/..._episodic_... are
         weighted by the charts/num_episodes and charts/..._num_episodes over which they are means."""
+        over = all(value.is_ready() for value in metrics.values())
         self._take(following=(update, metrics))
+        if over:
+            self._take()
         if jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
