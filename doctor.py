@@ -257,6 +257,10 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     size, rest = divmod(value("minibatch_size", 1), 8)
     few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
     finer = again(f"from scratch: {steps} gradient steps per update are few", minibatch_size=size) if few else []
+    # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
+    many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64 and a.num_minibatches % 8 == 0
+    told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
+    coarser = again(told, minibatch_size=8 * a.minibatch_size) if many else []
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
@@ -265,7 +269,7 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in records.BRANCHED)
     tries = {
         "step": [*(smaller or slower), *envs, *count, *test],
-        "no gain": [*count, *(smaller or slower), *envs, *test],
+        "no gain": [*count, *coarser, *(smaller or slower), *envs, *test],
         "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
         "exploration": [*envs, *entropy],
         "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],

@@ -89,7 +89,7 @@ def draw(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequence
         for arm, colour in ((UNCHANGED, "#888888"), (SMALLER, "#E69F00"), (MORE, "#35B779")):
             curves = branches[game, arm]
             headline.course(panel, curves, curves[0].steps[-1], 24, colour, f"goes on: {arm}", after=start)
-        headline.tidy(panel, f"{game}, {4 * PARTS[game]} gradient steps per update")
+        headline.tidy(panel, f"{game}: learned with {SMALL} environments, {4 * PARTS[game]} gradient steps per update")
         panel.set_ylim(0, None)
     panels[0].set_ylabel("episode return")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")

@@ -183,6 +183,19 @@ def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minib
     assert all(f"--minibatch-size {advised}" in text for text in told)
 
 
+@pytest.mark.parametrize(
+    "envs_, minibatch, advised",
+    [(64, 32, 256), (64, 64, 512), (64, 128, None), (4096, 128, None), (8, 8, 64), (4, 8, None)],
+)
+def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_gain(envs_, minibatch, advised):
+    """With four epochs of 32 steps: minibatches of at most 64 are small, 128 gradient steps and more are many."""
+    saved = {"env_id": "CartPole-v1", "num_envs": envs_, "num_steps": 32, "update_epochs": 4}
+    tries = doctor.advice("no gain", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
+    told = [text for text in tries if "transitions are many" in text]
+    assert len(told) == (advised is not None)
+    assert all(f"--minibatch-size {advised}" in text for text in told)
+
+
 CSV = {
     "CleanRL": ("global_step,charts/episodic_return,losses/approx_kl", "{step},{ret},0.01"),
     "Stable-Baselines3": ("time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss", "{step},{ret},-0.7"),
