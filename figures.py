@@ -291,7 +291,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
         "devices": record["devices"],
         "jax": record["versions"].get("jax"),
         "measure": key,
-        "final": data.part(cell, key, 0.9, 1.0).mean(0),
+        "final": plots.mean_and_ci(data.part(cell, key, 0.9, 1.0).T)[0],  # in some updates no episode ends
         "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }
 

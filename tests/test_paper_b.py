@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -702,6 +703,19 @@ def test_of_an_environment_on_the_host_each_seed_is_a_run_and_they_count_as_one(
     np.testing.assert_array_equal(data.final(cell), np.concatenate([one, *others]))
     described = figures.describe(data, cell, folder)
     assert [word.split("--seed ")[1].split()[0] for word in described["command"].split("; ")] == list("01234")
+
+
+def test_a_run_is_described_by_the_updates_in_which_an_episode_ended(worlds, tmp_path):
+    (cell, *_), folder = FIGURES["B8"].cells(LAPTOP).values(), worlds("true", 5) / "laptop"
+    shutil.copytree(folder, tmp_path / "laptop")
+    file = tmp_path / "laptop" / cell.parts[0].name / "metrics.jsonl"
+    *lines, last = map(json.loads, file.read_text().splitlines())
+    file.write_text("\n".join(map(json.dumps, [*lines, last | {"charts/episodic_return": None}])) + "\n")
+    before = figures.describe(Data(LAPTOP, folder), cell, folder)["final"]
+    after = figures.describe(Data(LAPTOP, tmp_path / "laptop"), cell, tmp_path / "laptop")["final"]
+    np.testing.assert_array_equal(after[1:], before[1:])
+    kept = [line["charts/episodic_return"] for line in lines if line["update"] > 0.9 * cell.num_updates]
+    assert kept and after[0] == pytest.approx(np.mean(kept)) != before[0]
 
 
 def test_what_single_runs_measured_and_saw_is_put_side_by_side(worlds, tmp_path):
