@@ -320,11 +320,12 @@ class Run:
         dispatch has waited for it, as with environments on the host. `finite` is not written; if it is False,
         --halt-on-nan raises Diverged. In lines of several updates, charts/episodic_... and charts/..._episodic_... are
         weighted by the charts/num_episodes and charts/..._num_episodes over which they are means."""
-        over = all(value.is_ready() for value in metrics.values())
+        alone = jax.process_count() == 1  # several have to notice a divergence at the same update
+        over = alone and all(value.is_ready() for value in metrics.values())
         self._take(following=(update, metrics))
         if over:
             self._take()
-        if jax.process_count() > 1:
+        if not alone:
             from jax.experimental import multihost_utils
 
             if multihost_utils.reached_preemption_sync_point(update):
