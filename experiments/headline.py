@@ -85,6 +85,7 @@ class Curve(NamedTuple):
     entropy: np.ndarray
     clipfrac: np.ndarray | None = None  # the share of an update's samples that are beyond the clip range
     weight_norm: np.ndarray | None = None  # measured in some lines
+    kl: np.ndarray | None = None  # of an update
 
     def mean(self, key: str, start: float, end: float) -> float:
         """Mean over the lines whose step is in (start, end]; lines without a value are left out."""
@@ -101,7 +102,7 @@ def curve(run: Path) -> Curve:
     """The lines of training of a run of one seed; what a line lacks is NaN, such as the first update's fresh gain."""
     lines = [line for line in plots.read_lines(run) if "outer/own_gain" in line]
     keys = ("global_step", RETURN, "outer/own_gain", "outer/fresh_gain", "losses/entropy")
-    keys += ("losses/clipfrac", "plasticity/weight_norm")
+    keys += ("losses/clipfrac", "plasticity/weight_norm", "outer/kl")
     return Curve(*np.array([[line.get(key) for line in lines] for key in keys], np.float64))
 
 

@@ -15,7 +15,18 @@ import ppo
 import ppo_ewma
 from benchmarks.measure import ROOT
 from common.run.arguments import parse
-from experiments import controllers, entropy, exploration, headline, inner, minibatches, paper_a_runs, resumed, stuck
+from experiments import (
+    clip,
+    controllers,
+    entropy,
+    exploration,
+    headline,
+    inner,
+    minibatches,
+    paper_a_runs,
+    resumed,
+    stuck,
+)
 
 # The headline
 
@@ -493,3 +504,39 @@ def test_eight_minibatches_are_else_as_one_and_sixty_four():
         for seed, run in enumerate(of_one):
             flags, other = dict(run.flags), dict(inner.cell((game, 64, 64), seed).flags)
             assert flags == other | {"num_minibatches": 8}
+
+
+def test_unclipped_runs_differ_by_the_clip_only():
+    of = {arm: [dict(run.flags) for run in runs] for arm, runs in clip.cells().items()}
+    assert [flags["seed"] for flags in of["clipped"]] == [0, 1, 2, 3, 4]
+    assert [flags | {"clip_eps": 1e6} for flags in of["clipped"]] == of["unclipped"]
+    usual = [dict(inner.cell(("Breakout", 64, 8), seed).flags) for seed in range(5)]
+    assert of["clipped"] == [flags | {"clip_vloss": False} for flags in usual]
+
+
+@pytest.mark.parametrize(
+    "kept, level, outcomes, reached",
+    [(0.1, 6, ["holds", "holds"], 5), (0.1, 12, ["holds", "does not hold"], 5), (0.3, 6, ["does not hold", "holds"], 5),
+     (0.1, 3, ["holds", "holds"], 0)],
+)  # fmt: skip
+def test_runs_without_the_clip_are_judged(kept, level, outcomes, reached):
+    """Clipped: an entropy of 0.3 and a return of 12. With both clips 0.1 and 0.2, so that the bar is 0.05."""
+    runs = {"clipped": flat(12, headline.HALF), "unclipped": flat(level, headline.HALF)}
+    entropies = {"clipped": 0.3, "unclipped": kept}
+    curves = {
+        arm: [
+            c._replace(entropy=entropies[arm] + 0.001 * seed + 0 * c.steps, kl=c.steps, weight_norm=c.steps)
+            for seed, c in enumerate(of_one)
+        ]
+        for arm, of_one in runs.items()
+    }
+    names = [inner.spelled(("Breakout", 64, m)) for m in (1, 8)]
+    found = clip.judge(
+        curves, {what: dict(zip(names, ([0.1] * 5, [0.2] * 5), strict=True)) for what in (clip.ENTROPY, clip.ENDS)}
+    )
+    assert [check["outcome"] for check in found["checks"].values()] == [*outcomes, "reported"]
+    assert found["seeds that reach the level"] == {"clipped": 5, "unclipped": reached}
+    assert found["checks"]["the clip keeps the entropy"]["above"] == pytest.approx(0.05)
+    assert found["entropy when the return first reaches the level"]["unclipped"] == pytest.approx(
+        [kept + 0.001 * s for s in range(5)]
+    )
