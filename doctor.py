@@ -258,7 +258,8 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
     finer = again(f"from scratch: {steps} gradient steps per update are few", minibatch_size=size) if few else []
     # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
-    many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64 and a.num_minibatches % 8 == 0
+    many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64
+    many = many and a.num_minibatches % (8 * a.num_rollout_chunks) == 0
     told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
     coarser = again(told, minibatch_size=8 * a.minibatch_size) if many else []
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)

@@ -462,7 +462,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
         if args.norm_obs:
-            obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
+            obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments

@@ -549,8 +549,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
         metrics["rnd/reward"] = jax.lax.pmean(intrinsic.reward.mean(), "device")
         if args.norm_obs:
-            obs_stats = statistics.update_stats(obs_stats, bits.unpack(batch.obs))
-        rnd_stats = statistics.update_stats(rnd_stats, bits.unpack(batch.next_obs))
+            obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
+        rnd_stats = statistics.update_stats_by_step(rnd_stats, t.next_obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, metrics.pop("charts/learning_rate"), obs_stats, rnd_stats, environments

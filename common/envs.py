@@ -289,6 +289,8 @@ def make(
         return copies(suite, num_envs, reward_clip=reward_clip)
     suite = make_suite(env_id, num_levels, env_kwargs)
     suite = Sticky(suite, sticky_actions) if sticky_actions else suite
+    if frame_stack > 1 and not suite.obs_shape:
+        raise UsageError(f"--frame-stack {frame_stack}: observations of {env_id} are single numbers; must have an axis")
     suite = FrameStack(suite, frame_stack) if frame_stack > 1 else suite
     suite = TimeLimit(suite, time_limit) if time_limit else suite
     return copies(suite, num_envs, reward_clip=reward_clip)

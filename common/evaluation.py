@@ -34,7 +34,7 @@ def start(env: envs.VectorEnv, key: jax.Array, memory: Any = None) -> Game:
     """If the suite has a fixed set of levels, episode i is played on level i % num_levels. memory: of an `act` that has
     one, before the first step."""
     key, reset_key = jax.random.split(key)
-    env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs))
+    env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs) % (env.suite.num_levels or env.num_envs))
     nothing = envs.Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
     return Game(key, jnp.int32(0), env_state, obs, memory, nothing)
 
@@ -82,16 +82,16 @@ class Player:
         self._args, self._suite, self._policy, self._many = args, suite, policy, args.num_seeds > 1
         self._memory = memory or (lambda num: None)
         # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.
-        self._key = jax.random.fold_in(jax.random.key(args.seed), 2**31 - 1)
+        keys = [jax.random.fold_in(jax.random.key(args.seed + i), 2**31 - 1) for i in range(args.num_seeds)]
+        self._key = jnp.stack(keys) if self._many else keys[0]  # each seed plays as it would by itself
         num_levels = suite.num_levels or 1  # each is played equally often
         self._env = envs.copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
-        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, (0, 0, None), donate=1)
+        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, donate=1)
 
-    def _jit(
-        self, function: Callable[..., Any], axes: tuple[int | None, ...] = (0, None), donate: int | None = None
-    ) -> Callable[..., Any]:
-        """Jit a function, of a learner and a key if no axes are given, for all seeds. donate: an argument to reuse."""
-        return jax.jit(jax.vmap(function, axes) if self._many else function, donate_argnums=donate)
+    def _jit(self, function: Callable[..., Any], donate: int | None = None) -> Callable[..., Any]:
+        """Jit a function of a learner, what belongs to its seed and a number, for all seeds. donate: an argument to
+        reuse."""
+        return jax.jit(jax.vmap(function, (0, 0, None)) if self._many else function, donate_argnums=donate)
 
     def _act(self, learner: Any, obs: jax.Array, key: jax.Array, *memory: Any) -> Any:
         """The most probable action with --eval-deterministic, else a sampled one. obs [N, ...] -> [N, D], as an Act."""
@@ -99,8 +99,8 @@ class Player:
         action = dist.mode() if self._args.eval_deterministic else dist.sample(key)
         return (action, *memory) if memory else action
 
-    def _started(self, learner: Any, key: jax.Array) -> Game:
-        return start(self._env, key, self._memory(self._env.num_envs))
+    def _started(self, learner: Any, key: jax.Array, update: jax.Array) -> Game:
+        return start(self._env, jax.random.fold_in(key, update), self._memory(self._env.num_envs))
 
     def _gone_on(self, learner: Any, game: Game, until: jax.Array) -> Game:
         return go_on(self._env, partial(self._act, learner), game, until)
@@ -111,7 +111,7 @@ class Player:
         """Means over --num-eval-episodes episodes after this update, as eval/...; one value per seed if there are
         several. None if it is given up. An episode that has not ended after LONGEST steps counts as it is then."""
         learner = on_one_device(learner)
-        game = self._start(learner, jax.random.fold_in(self._key, update))
+        game = self._start(learner, self._key, update)
         for until in range(PIECE, LONGEST + PIECE, PIECE):
             game = self._go_on(learner, game, until)
             if (running := int((~game.first.done).sum())) == 0:
@@ -129,13 +129,17 @@ class Player:
         """One episode of the (first) learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
 
         def pictures() -> list[np.ndarray]:
-            return record(self._suite, [None], partial(self._act, self._one(learner)), self._key, self._memory(1))[0]
+            return record(self._suite, [None], *self._first(learner), self._memory(1))[0]
 
         return {"final_policy": pictures}
 
     def _one(self, learner: Any) -> Any:
         learner = on_one_device(learner)
         return jax.tree.map(lambda x: x[0], learner) if self._many else learner
+
+    def _first(self, learner: Any) -> tuple[Act, jax.Array]:
+        """How the (first) learner acts, and its key."""
+        return partial(self._act, self._one(learner)), self._key[0] if self._many else self._key
 
     def table(self, scores: dict[str, np.ndarray]) -> str:
         """Text to print in addition to the summary: none."""

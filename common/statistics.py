@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from common import bits
+
 
 def means(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The mean of each array, for metrics: no gradient passes. All in one pass, which a GPU launches as one program
@@ -75,6 +77,12 @@ def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
     delta = mean - stats.mean
     new_var = stats.var + weight * (var - stats.var) + weight * (1 - weight) * delta**2
     return RunningStats(stats.mean + weight * delta, new_var, stats.count + count)
+
+
+def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
+    """The same for observations [T, N, ...] or their bits, one step after the other: all bits of a rollout at once
+    would be unpacked to 32 times as much memory."""
+    return jax.lax.scan(lambda stats, x: (update_stats(stats, bits.unpack(x)), None), stats, x)[0]
 
 
 def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:

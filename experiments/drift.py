@@ -9,6 +9,7 @@ the updates promise is the sum of their gains on fresh transitions, in units of 
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from scipy.special import stdtrit
 from tyro.conf import Positional
 
 from common.run import devices
+from common.run.arguments import UsageError
 from common.run.tracking import say
 from experiments import how_many, records, results
 from experiments.headline import Interval, interval
@@ -44,6 +46,7 @@ class Window(NamedTuple):
 def go_on(run: str, seed: int, updates: int) -> tuple[Any, Any, Window]:
     """Train `updates` updates from the checkpoint RUN or RUN@UPDATE. -> script, network, what happened."""
     script, args, folder, found = how_many.find(run)
+    how_many.check_seed("--seeds", seed, args, run)
     devices.start(args)
     start, update = how_many.restore(script, args, folder, found, seed, run)
     one = {"num_seeds": 1, "num_devices": 1, "total_timesteps": updates * args.batch_size}
@@ -118,6 +121,8 @@ def main(
         seeds: Which seeds of a run of several.
         out: A JSON file, to which the results are added.
     """
+    if updates < 8:
+        raise UsageError(f"--updates {updates}: must be at least 8")
     before = json.loads(out.read_text()) if out and out.exists() else {"commands": [], "results": {}}
     found_so_far = before["results"]
     for run, seed in itertools.product(runs, seeds):
@@ -146,4 +151,8 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except UsageError as error:
+        print(f"drift: error: {error}", file=sys.stderr)
+        sys.exit(2)

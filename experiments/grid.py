@@ -19,6 +19,7 @@ from typing import Any, Literal
 from common.run.arguments import flag
 from common.run.checkpoints import checkpoint_updates
 
+ROOT = Path(__file__).parents[1]
 State = Literal["finished", "interrupted", "missing"]
 
 
@@ -228,7 +229,8 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
         # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
         # second signal, at which it exits without saving.
-        return subprocess.Popen([sys.executable, *words[1:]], stdout=log, stderr=log, preexec_fn=bind, process_group=0)
+        words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
+        return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=bind, process_group=0)
 
 
 def _last_line(log: Path) -> str:

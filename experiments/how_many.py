@@ -77,16 +77,22 @@ def measure(
         raise UsageError(f"--over {over}: must be one of {known}")
     if any(value <= 0 for value in values):
         raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
-    if not 0 <= seed < args.num_seeds:
-        raise UsageError(f"--seed-index {seed}: {run} has seeds 0 to {args.num_seeds - 1}")
-    factors = FACTORS.get(over, OTHER_FACTORS)
-    values = list(values) or [getattr(args, over) * factor for factor in factors]
+    check_seed("--seed-index", seed, args, run)
+    tried = list(values) or [getattr(args, over) * factor for factor in FACTORS.get(over, OTHER_FACTORS)]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
     args = replace(records.with_rate_of(args, update, start.learning_rate), num_seeds=1, num_devices=1)
-    changed = [with_value(args, over, value) for value in values]
+    changed = [with_value(args, over, value) for value in tried]
     args = replace(args, num_devices=most_devices([args, *changed]))
-    settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in values)}
+    settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in tried)}
+    free = memory.device_bytes(jax.local_devices()[: args.num_devices])
+    for value, needed in [(value, update_bytes(script, changed)) for value, changed in settings.items()]:
+        if needed > free:
+            why = f"an update would need {needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB available"
+            if values:
+                raise UsageError(f"--values {value:g}: {why}")
+            say(f"{flag(over)} {value:g} is left out: {why}")
+            del settings[value]
     points = []
     with judged_on(script, SAMPLE):
         for point in single_updates(script, args, start, settings, keys):
@@ -94,6 +100,18 @@ def measure(
             gains = f"own gain {point.own:.2g}, fresh {point.fresh:.2g} ± {point.width:.2g}"
             say(f"{flag(over)} {point.value:g}: {gains}")
     return args, points
+
+
+def check_seed(name: str, seed: int, args: Any, run: str) -> None:
+    if not 0 <= seed < args.num_seeds:
+        raise UsageError(f"{name} {seed}: {run} has seeds 0 to {args.num_seeds - 1}")
+
+
+def update_bytes(script: ModuleType, args: Any) -> int:
+    """What an update holds, on all devices."""
+    args, env, _, init, _, _, keys = script.build(args)
+    shapes, activations = jax.eval_shape(init, keys), memory.activations(args, env)
+    return sum(memory.estimate(args, env, shapes, 6, activations, SAMPLE, args.num_rollout_chunks).values())
 
 
 @contextmanager
@@ -200,7 +218,8 @@ class Program:
         copies = np.random.default_rng(key).permutation(max(there, args.num_envs))[: args.num_envs] % there
         spread = jax.tree.map(lambda x: x[copies].reshape(*shape, *x.shape[1:]), environments)
         # Copies: the program takes over the memory of its state, and JAX does not copy NumPy's by itself.
-        state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
+        rate = None if args.adaptive_lr_kl is None else np.float32(args.learning_rate)
+        state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous, rate))
         if self._compiled is None:
             self._compiled = self._step.lower(state).compile()
             memory.give_back()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import git
-from common.run import devices
+from common.run import devices, folder
 
 
 def facts(module: str, *rules: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def facts(module: str, *rules: str) -> dict[str, Any]:
 
 
 def write(out: Path, value: dict[str, Any]) -> None:
-    out.write_text(compact(json.dumps(rounded(value), indent=1)) + "\n")
+    folder.write_atomically(out, compact(json.dumps(rounded(value), indent=1)) + "\n")
 
 
 def rounded(value: Any, digits: int = 4) -> Any:

@@ -79,7 +79,7 @@ class Counter(Toy):
     def reset_to(self, key, level):
         if self.levels is None:
             return self.reset(key)
-        return self._start(jax.random.bits(key, (2,)), jnp.array(self.levels, jnp.uint32)[level % self.num_levels])
+        return self._start(jax.random.bits(key, (2,)), jnp.array(self.levels, jnp.uint32)[level])
 
     def _start(self, bits, end):
         state = Count(jnp.uint32(0), end, bits, jnp.zeros_like(bits))

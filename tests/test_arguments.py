@@ -239,7 +239,7 @@ def test_few_updates_are_warned_of_and_gradient_steps_counted():
 
 @pytest.mark.parametrize(
     "num_envs, num_steps, size, count",
-    [(64, 32, 256, 8), (512, 32, 2048, 8), (2048, 32, 2048, 32), (300, 32, 1200, 8), (7, 1, 1, 7), (33, 1, 11, 3)],
+    [(64, 32, 256, 8), (512, 32, 2048, 8), (2048, 32, 2048, 32), (300, 32, 1200, 8), (7, 1, 7, 1), (33, 1, 11, 3)],
 )
 def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs, num_steps, size, count):
     args = ppo.Args(num_envs=num_envs, num_steps=num_steps)

@@ -196,6 +196,14 @@ def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_ga
     assert all(f"--minibatch-size {advised}" in text for text in told)
 
 
+def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64}
+    few, many = (doctor.advice("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks}) for chunks in (8, 4))
+    assert not any("--minibatch-size 512" in text for text in few) and any(
+        "--minibatch-size 512" in text for text in many
+    )
+
+
 CSV = {
     "CleanRL": ("global_step,charts/episodic_return,losses/approx_kl", "{step},{ret},0.01"),
     "Stable-Baselines3": ("time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss", "{step},{ret},-0.7"),
@@ -360,6 +368,12 @@ def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
         how_many.measure(str(tmp_path / "run"), "num_envs", [4, -1], 1, 0, print)
     with pytest.raises(UsageError, match="--seed-index 2"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 2, print)
+    monkeypatch.setattr(how_many.memory, "device_bytes", lambda devices: 2 * how_many.update_bytes(module, args))
+    with pytest.raises(UsageError, match="--values 4096: an update would need"):
+        how_many.measure(str(tmp_path / "run"), "num_envs", [16, 4096], 1, 0, print)
+    said = []
+    points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 0, said.append)[1]
+    assert [p.num_envs for p in points] == [16] and "--num-envs 1024 is left out: an update would need" in said[-2]
 
 
 def test_single_updates_have_the_learning_rate_that_the_kl_has_led_to(tmp_path, monkeypatch):

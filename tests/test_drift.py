@@ -10,8 +10,25 @@ from scipy.stats import linregress
 
 import ppo
 from common import bits
-from common.run.arguments import parse
-from experiments import drift
+from common.run.arguments import UsageError, parse
+from experiments import drift, how_many
+
+
+def test_a_window_goes_on_adapting_its_learning_rate(tmp_path, monkeypatch):
+    """Steps this small leave the KL below half of the target, so each of the two epochs multiplies the rate by 1.5."""
+    flags = "--num-envs 16 --num-steps 32 --minibatch-size 128 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 0"
+    flags += f" --update-epochs 2 --learning-rate 1e-5 --adaptive-lr-kl 1 --total-timesteps 512 --runs-dir {tmp_path}"
+    ppo.train(parse(ppo.Args, "", [*flags.split(), "--run-name", "run"]))
+    rates, step = [], how_many.Program.step
+    monkeypatch.setattr(
+        how_many.Program, "step", lambda self, state: (rates.append(float(state.learning_rate)), step(self, state))[1]
+    )
+    drift.go_on(f"{tmp_path}/run", 0, 3)
+    assert rates == pytest.approx([1e-5 * 1.5**n for n in (2, 4, 6)])
+    with pytest.raises(UsageError, match="--seeds 1: "):
+        drift.go_on(f"{tmp_path}/run", 1, 8)
+    with pytest.raises(UsageError, match="--updates 4: must be at least 8"):
+        drift.main((f"{tmp_path}/run",), updates=4)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])

@@ -292,13 +292,14 @@ def test_continuous_actions_are_clipped_for_the_environment():
 # Evaluation
 
 
-def scores(suite, num_eval_episodes, given_up=lambda: False):
+def scores(suite, num_eval_episodes, given_up=lambda: False, seed=0, num_seeds=1):
     """Of a policy that acts anyhow."""
     args = SimpleNamespace(
-        capture_video=False, num_seeds=1, seed=0, eval_deterministic=False, num_eval_episodes=num_eval_episodes
-    )
+        capture_video=False, num_seeds=num_seeds, seed=seed, eval_deterministic=False,
+        num_eval_episodes=num_eval_episodes,
+    )  # fmt: skip
     player = evaluation.Player(args, suite, lambda logits, obs: Categorical(logits + jnp.zeros((len(obs), 2)), (2,)))
-    return player.scores(jnp.zeros(2), 1, given_up)
+    return player.scores(jnp.zeros((num_seeds, 2) if num_seeds > 1 else 2), 1, given_up)
 
 
 def test_evaluation_counts_first_episodes_only():
@@ -306,6 +307,12 @@ def test_evaluation_counts_first_episodes_only():
     metrics = scores(Counter((1, 30), 99), 1000)
     assert abs(metrics["eval/episodic_length"] - 15.5) < 5 * 14.5 / 1000**0.5
     np.testing.assert_allclose(metrics["eval/solve_rate"], (metrics["eval/episodic_return"] - 1) / 29, rtol=1e-5)
+
+
+def test_each_of_several_seeds_plays_its_own_episodes_those_that_it_plays_alone():
+    together = scores(Counter(tuple(range(1, 30)), 99), 8, seed=3, num_seeds=3)["eval/episodic_length"]
+    alone = [float(scores(Counter(tuple(range(1, 30)), 99), 8, seed=i)["eval/episodic_length"]) for i in (3, 4, 5)]
+    assert together.tolist() == alone and len(set(alone)) == 3
 
 
 def test_evaluation_covers_all_levels_equally():

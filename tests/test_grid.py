@@ -118,6 +118,13 @@ def test_a_missing_run_is_run_once():
     assert failed == [] and started() == ["a", "b"] and "[1/1] b: " in said[0]
 
 
+def test_the_script_is_found_from_another_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(grid, "ROOT", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(cell("a"))[0] == [] and grid.state(cell("a"), RUNS) == "finished"
+
+
 @pytest.mark.parametrize("summary", ['{"updates": 4}', "{}", '{"upda'])
 def test_a_run_with_another_summary_is_not_finished(summary):
     broken_off("a", 4)

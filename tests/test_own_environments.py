@@ -274,6 +274,8 @@ def test_a_file_imports_its_neighbours_and_hides_no_package(here, monkeypatch):
         ("package.module:Name", "package.module-Name"),
         ("kinetix/s/h0", "kinetix-s-h0"),
         ("CartPole-v1", "CartPole-v1"),
+        ("gymnasium/my_file:Grid-v0", "my_file-Grid-v0"),
+        ("gymnasium/ale_py:ALE/Pong-v5", "ale_py-ALE-Pong-v5"),
     ],
 )
 def test_the_name_of_a_run_is_one_folder(env_id, name):

@@ -14,10 +14,11 @@ from conftest import Aim, Bandit, Counter, Noise, Stub, TwoStates, on_devices
 from jax.sharding import PartitionSpec as P
 
 import ppo
+import ppo_rnn
 from common import envs
 from common.actions import Box, Categorical, Discrete, Gaussian, bounded
 from common.bits import unpack
-from common.run.arguments import apply_scaling, parse as parse_flags
+from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
 
 ARGS = ppo.Args(
@@ -820,6 +821,31 @@ def test_minibatches_and_learning_rate_follow_from_the_flags(flags, number, size
     args = parse(*flags.split())
     assert (args.num_minibatches, args.minibatch_size) == (number, size) and args.scaling is None
     assert args.learning_rate == pytest.approx(rate, rel=1e-9)
+
+
+def test_a_default_minibatch_has_two_transitions_at_least():
+    """Of one, --norm-adv would make the advantage 0."""
+    assert ppo.Args(num_envs=1, num_steps=8).minibatch_size == 2
+    for flags in ({"minibatch_size": 1}, {"num_minibatches": 8}):
+        with pytest.raises(UsageError, match="--num-minibatches 8: of 1 transition each"):
+            ppo.Args(num_envs=1, num_steps=8, **flags)
+        assert ppo.Args(num_envs=1, num_steps=8, norm_adv=False, **flags).minibatch_size == 1
+
+
+def test_default_minibatches_of_sequences_divide_the_update():
+    for steps, envs_ in ((48, 2048), (48, 64), (96, 1000), (17, 4096)):
+        args = ppo_rnn.Args(num_steps=steps, num_envs=envs_)
+        assert args.minibatch_size % steps == 0 and steps * envs_ % args.minibatch_size == 0
+        assert args.minibatch_size <= 2048 and args.num_minibatches >= 8
+
+
+def test_single_numbers_cannot_be_stacked(monkeypatch):
+    class Scalar(Noise):
+        obs_shape = ()
+
+    monkeypatch.setattr(envs, "make_suite", lambda *_: Scalar(Discrete((2,))))
+    with pytest.raises(UsageError, match="--frame-stack 3: observations of mine are single numbers"):
+        envs.make("mine", 4, frame_stack=3)
 
 
 # Learning

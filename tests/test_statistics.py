@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from conftest import on_devices
+from jax.sharding import PartitionSpec as P
 
-from common import statistics
+from common import bits, statistics
 
 
 def test_means_are_numpys_and_pass_no_gradient():
@@ -35,3 +37,21 @@ def test_scan_mean_is_a_loop():
     np.testing.assert_allclose(means["total"], np.mean(totals))
     np.testing.assert_allclose(means["parts"]["large"], np.mean([t > 10 for t in totals]))
     np.testing.assert_allclose(means["parts"]["first"], 4.0)
+
+
+def test_moments_taken_step_by_step_are_those_of_all_observations():
+    """Of bits, on two devices, in two parts."""
+    rng = np.random.default_rng(0)
+    first, second = (rng.uniform(size=(steps, 6, 13)) < 0.3 for steps in (2, 5))
+
+    def both(first, second):
+        stats = statistics.initial_stats((13,))
+        for obs in first, second:
+            stats = statistics.update_stats_by_step(stats, bits.pack(obs))
+        return stats
+
+    found = on_devices(both, 2, (P(None, "device"), P(None, "device")))(first, second)
+    seen = np.concatenate([first, second]).reshape(-1, 13)
+    assert found.count == len(seen)
+    np.testing.assert_allclose(found.mean, seen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found.var, seen.var(0), atol=1e-6)

@@ -381,11 +381,20 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
             "transitions (--num-envs * --num-steps); give one of the two"
         )
     if count is None:
-        least = next(count for count in range(LEAST, 0, -1) if transitions // whole % count == 0)
-        size = size or min(default_size, transitions // least)
+        divide = (count for count in range(LEAST, 0, -1) if transitions // whole % count == 0)
+        least = next(count for count in divide if transitions // count > 1 or count == 1)
+        if size is None:
+            size = min(default_size, transitions // least)
+            if size % whole:  # the next smaller one of whole sequences
+                size = transitions // next(c for c in divisors(transitions // whole) if c * default_size >= transitions)
         _divides_transitions("--minibatch-size", size, transitions)
         count = transitions // size
     _divides_transitions("--num-minibatches", count, transitions)
+    if count == transitions and getattr(args, "norm_adv", False) and not args.scaling:
+        raise UsageError(
+            f"--num-minibatches {count}: of 1 transition each, whose advantage --norm-adv would make 0; take fewer of "
+            "them, or --no-norm-adv"
+        )
     object.__setattr__(args, "minibatch_size", transitions // count)
     object.__setattr__(args, "num_minibatches", count)
     if not args.scaling:

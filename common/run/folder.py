@@ -142,7 +142,7 @@ def make(args: Any, script: str) -> Path:
 def _of_environment(env_id: str) -> str:
     """An environment's part of a folder's name: kinetix-s, my_file-MyEnv (for any/path/my_file.py:MyEnv as well)."""
     file, own, name = env_id.rpartition(":")
-    return f"{Path(file).name.removesuffix('.py')}-{name}" if own else env_id.replace("/", "-")
+    return (f"{Path(file).name.removesuffix('.py')}-{name}" if own else env_id).replace("/", "-")
 
 
 def _make_unique(path: Path, fixed: bool) -> Path:

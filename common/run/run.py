@@ -321,7 +321,7 @@ class Run:
         --halt-on-nan raises Diverged. In lines of several updates, charts/episodic_... and charts/..._episodic_... are
         weighted by the charts/num_episodes and charts/..._num_episodes over which they are means."""
         alone = jax.process_count() == 1  # several have to notice a divergence at the same update
-        over = alone and all(value.is_ready() for value in metrics.values())
+        over = alone and all(getattr(value, "is_ready", lambda: True)() for value in metrics.values())
         self._take(following=(update, metrics))
         if over:
             self._take()

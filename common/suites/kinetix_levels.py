@@ -61,8 +61,9 @@ class LevelPlayer(Player):
             group: self._jit(partial(self._attempts, levels)) for group, (levels, _) in self.sets.items()
         }
 
-    def _attempts(self, suite: Any, learner: Any, key: jax.Array) -> dict[str, jax.Array]:
+    def _attempts(self, suite: Any, learner: Any, key: jax.Array, update: jax.Array) -> dict[str, jax.Array]:
         """Means over --num-eval-episodes attempts at each level of a suite, [levels] each."""
+        key = jax.random.fold_in(key, update)
         attempt = partial(play, suite, suite.num_levels, partial(self._act, learner))
         # One attempt after another, each on all levels: more attempts do not need more memory.
         first = jax.lax.map(attempt, jax.random.split(key, self._args.num_eval_episodes))
@@ -76,13 +77,13 @@ class LevelPlayer(Player):
         eval/hand_designed_s/...; over all groups: eval/random/..., eval/hand_designed/...; by hand-designed level:
         levels/s/<name>/solve_rate, ...; for random levels of the training size also eval/solve_rate, .... None if it is
         given up."""
-        learner, key = on_one_device(learner), jax.random.fold_in(self._key, update)
+        learner = on_one_device(learner)
         values: dict[str, list[np.ndarray]] = {}
         found: dict[str, np.ndarray] = {}
         for group, (_, names) in tqdm(self.sets.items(), "evaluating", leave=False, disable=None):
             if given_up():
                 return None
-            for quantity, per_level in jax.device_get(self._group_scores[group](learner, key)).items():
+            for quantity, per_level in jax.device_get(self._group_scores[group](learner, self._key, update)).items():
                 for name, value in zip(names, np.moveaxis(per_level, -1, 0), strict=True):
                     kind = "random" if name.startswith("random_") else "hand_designed"
                     for key_ in (f"eval/{kind}/{quantity}", f"eval/{kind}_{group}/{quantity}"):
@@ -110,7 +111,7 @@ class LevelPlayer(Player):
 
     def _films(self, learner: Any, suite: Any, levels: dict[str, int]) -> dict[str, Callable[[], list[np.ndarray]]]:
         # All are recorded when Run asks for the first, because there a failure costs no more than the gifs.
-        films = cache(lambda: record(suite, list(levels.values()), partial(self._act, self._one(learner)), self._key))
+        films = cache(lambda: record(suite, list(levels.values()), *self._first(learner)))
         return {name: lambda i=i: films()[i] for i, name in enumerate(levels)}
 
     def table(self, scores: dict[str, np.ndarray]) -> str:
