@@ -173,6 +173,17 @@ def inner():
     yield f"and {bonus['estimate']:.1f}, {bonus['low']:.1f} to {bonus['high']:.1f})"
 
 
+def clip():
+    """32 gradient steps without PPO's clip."""
+    found = read("clip")
+    kept = {arm: np.mean(of) for arm, of in found["entropy when the return first reaches the level"].items()}
+    assert found["checks"]["the clip keeps the entropy"]["outcome"] == "holds"
+    assert found["seeds that reach the level"] == {"clipped": 5, "unclipped": 3}
+    small, large = (np.mean(found["kl, last tenth"][arm]) for arm in ("clipped", "unclipped"))
+    assert large > 10 * small
+    yield f"32 gradient steps leave {kept['unclipped']:.2f} in place of {kept['clipped']:.2f}"
+
+
 def resumed():
     """Policies on the second plateau that go on."""
     found = read("resumed")
@@ -400,7 +411,7 @@ def speed():
 
 CLAIMS = [
     text
-    for source in (first_runs, inner, resumed, stuck, doctor, tally, million, breakout, paper_b, levels, speed)
+    for source in (first_runs, inner, clip, resumed, stuck, doctor, tally, million, breakout, paper_b, levels, speed)
     for text in source()
 ]
 
