@@ -368,7 +368,7 @@ def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
         how_many.measure(str(tmp_path / "run"), "num_envs", [4, -1], 1, 0, print)
     with pytest.raises(UsageError, match="--seed-index 2"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 2, print)
-    monkeypatch.setattr(how_many.memory, "device_bytes", lambda devices: 2 * how_many.update_bytes(module, args))
+    monkeypatch.setattr(how_many.memory, "device_bytes", lambda devices: how_many.update_bytes(module, args))
     with pytest.raises(UsageError, match="--values 4096: an update would need"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [16, 4096], 1, 0, print)
     said = []
