@@ -267,7 +267,8 @@ def toy(tmp_path):
     def start(*flags):
         command = [sys.executable, "toy.py", "--runs-dir", "runs", *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, **pipes))
+        heard = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=heard, **pipes))
         return started[-1]
 
     yield start
