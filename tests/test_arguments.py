@@ -186,6 +186,14 @@ def test_a_huge_prime_is_no_reason_to_wait():
     assert time.perf_counter() - start < 30
 
 
+def test_a_base_without_a_recipe_is_refused():
+    args = ppo.Args(num_envs=2048, base_num_envs=256)
+    with pytest.raises(UsageError, match=r"--base-num-envs 256: needs --scaling RECIPE as well"):
+        arguments.apply_scaling(args)
+    scaled = arguments.apply_scaling(ppo.Args(num_envs=2048, base_num_envs=256, scaling="more-minibatches"))
+    assert (scaled.scaling, scaled.num_minibatches) == (None, 64)
+
+
 def test_a_base_that_does_not_fit_is_what_is_blamed():
     args = ppo.Args(num_envs=2048, base_num_envs=7, scaling="more-minibatches")
     with pytest.raises(UsageError, match=r"--scaling more-minibatches --base-num-envs 7: .*take a divisor"):

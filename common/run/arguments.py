@@ -409,6 +409,8 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
 def apply_scaling(args: Any) -> Any:
     """Apply --scaling: the three recipes of Beukman et al. 2026, Figure 9, from one base configuration."""
     if args.scaling is None:
+        if "base_num_envs" in args.named and not (args.resume or args.evaluate):
+            raise UsageError(f"--base-num-envs {args.base_num_envs}: needs --scaling RECIPE as well")
         return args
     factor = fractions.Fraction(args.num_envs, args.base_num_envs)  # exact: 48000 * 1.1 is no integer in floats
     size = args.minibatch_size if args.scaling == "more-minibatches" else args.minibatch_size * factor
