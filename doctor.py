@@ -19,7 +19,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,11 @@ from common.run.run import main as run_main
 from common.run.tracking import say
 from experiments import diagnosis, grid, how_many, levers, records
 from experiments.diagnosis import Course, Numbers, Trend
+
+OF_MODE = {  # flags that mean something with another one only
+    "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "launch", "dry_run"),
+    "how_many": ("over", "values", "keys", "half", "seed_index"),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,12 @@ class Args:
             raise UsageError("no run given: python doctor.py runs/NAME" if not self.runs else "give one run at a time")
         if self.intervene and self.how_many:
             raise UsageError("--how-many with --intervene: give one of the two")
+        for mode, names in OF_MODE.items():
+            for field in (field for field in fields(self) if field.name in names and not getattr(self, mode)):
+                if getattr(self, field.name) != field.default:
+                    raise UsageError(f"{flag(field.name)}: has no effect without {flag(mode)}")
+        if self.columns and not self.runs[0].endswith(".csv"):
+            raise UsageError(f"--columns {self.columns[0]}: is for a .csv file; {self.runs[0]} is none")
         if not 0 < self.half < 1:
             raise UsageError(f"--half {self.half}: must be between 0 and 1")
         object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
@@ -134,6 +145,7 @@ def main(args: Args) -> None:
     else:
         print("\n".join(report(source, script, saved, courses, found, label)))
     out = Path(args.out or (folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"))
+    out = out if out.suffix else out.with_name(out.name + ".png")
     try:
         draw(source, courses, found, out)
     except (OSError, ValueError) as error:  # ValueError: an unknown kind of picture
@@ -207,8 +219,8 @@ def evidence(n: Numbers, label: str) -> list[str]:
     """The numbers for the cause, then those that rule out others."""
     share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
     error = f" ± {n.fresh_error:.2g}" if np.isfinite(n.fresh_error) else ""  # one value has none
-    fresh = f"{n.fresh:.2g}{error} on fresh ones{share}"
-    gain = f"an update gains {n.own:.2g} on its own transitions, {fresh}"
+    fresh = f", {n.fresh:.2g}{error} on fresh ones{share}" if np.isfinite(n.fresh) else ""
+    gain = f"an update gains {n.own:.2g} on its own transitions{fresh}"
     if not np.isfinite(n.own) and label not in ("climbing", "diverged", "few updates"):
         gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"
     said = {
@@ -219,6 +231,8 @@ def evidence(n: Numbers, label: str) -> list[str]:
         "network": f"dormant units {100 * n.dormant:.0f} %",
     }
     values = {"kl": n.kl, "entropy": n.entropy, "critic": n.explained_variance, "network": n.dormant}
+    if gain.startswith("an"):
+        values["gain"] = n.own
     said = {key: text for key, text in said.items() if np.isfinite(values.get(key, 0.0))}
     first = {"slow": "kl", "settled": "gain", "critic": "critic", "network": "network"}.get(label, "gain")
     own = [first, *(["entropy"] if label in ("settled", "slow") else ["kl"] if label in ("step", "no gain") else [])]
@@ -287,7 +301,7 @@ def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
     """The command line of these arguments with some changed: what differs from the defaults, the environment, and the
     size of minibatches, whose default depends on the other sizes."""
     fields = args.__dataclass_fields__
-    derived = {"num_minibatches", "search_batch"}  # from flags that may change
+    derived = {"num_minibatches", "base_num_envs", "search_batch"}  # from flags that may change
     if "exploration_timesteps" in fields and args.exploration_timesteps == args.total_timesteps // 10:
         derived.add("exploration_timesteps")
     values = {name: getattr(args, name) for name in fields if name not in derived} | changes

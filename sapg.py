@@ -623,8 +623,9 @@ def train(args: Args) -> Path:
     size = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize // (32 if env.obs_dtype.kind == "b" else 4)
     floats = 9 + (-(-(7 + size + env.action_dim) * (args.num_blocks + 2) // args.num_blocks) if args.leader else 0)
     memory.check(args, env, shapes, floats=floats, activations=memory.activations(args, env), sample=KL_SAMPLE)
-    print(arguments.describe(args))
-    print("with the relabelled rows, an epoch of a chunk has {} minibatches of {} rows".format(*args.epoch))
+    print(arguments.describe(args, args.epoch[0] * args.num_rollout_chunks, args.epoch[1]))
+    if args.leader:
+        print("its minibatches have the relabelled transitions, too")
 
     state = init(keys)
     if args.init_from and not args.resume:

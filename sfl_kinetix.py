@@ -156,10 +156,13 @@ class Args(LevelArgs):
             "compute_dtype": (self.network == "transformer", "--network transformer"),
             "learnability_steps": (self.learnability_estimator == "window", "--learnability-estimator window"),
             "learnability_episodes": (self.learnability_estimator == "episodes", "--learnability-estimator episodes"),
+            "video_levels": (self.capture_video, "--capture-video"),
+            "video_buffer_levels": (self.capture_video, "--capture-video"),
         }
         for name, (there, needed) in needs.items():
             if name in self.named and not there:
-                raise UsageError(f"{arguments.flag(name)} {getattr(self, name)}: has no effect without {needed}")
+                value = " ".join(map(str, np.ravel(getattr(self, name))))
+                raise UsageError(f"{arguments.flag(name)} {value}: has no effect without {needed}")
 
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""

@@ -106,17 +106,24 @@ def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
             hint = f"it has {', '.join(there[:12])}{', ...' * (len(there) > 12)}" if there else "it has no rows"
             raise UsageError(f"{file}: {said} --columns {name}=NAME says so; {hint}")
 
-    def number(text: Any) -> float:
+    lost = [f"{key}={name}" for key, name in columns.items() if name not in there]
+    if lost:
+        raise UsageError(f"--columns {lost[0]}: {file} has {', '.join(there[:12])}{', ...' * (len(there) > 12)}")
+
+    def number(text: Any, key: str = "") -> float:
         try:
-            return float(text)
+            value = float(text)
         except (TypeError, ValueError):
             return np.nan
+        # Infinity tells a loss that is no longer finite from an empty cell, which is NaN.
+        return value if np.isfinite(value) else np.inf if key in FINITE else np.nan
 
-    values = {key: np.array([number(row.get(name)) for row in rows]) for key, name in chosen.items() if name in there}
+    values = {k: np.array([number(row.get(name), k) for row in rows]) for k, name in chosen.items() if name in there}
     for name, spelled in names.items():
         if spelled.startswith("-") and name in values and name not in columns:
             values[name] = -values[name]
-    values |= {name: np.array([number(row.get(name)) for row in rows]) for name in there if name not in values}
+    values |= {name: np.array([number(row.get(name), name) for row in rows]) for name in there if name not in values}
+    values = {key: value for key, value in values.items() if key not in FINITE or not np.isnan(value).all()}
     kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
     if not kept.any():
         raise UsageError(f"{file}: no row with numbers in both {chosen[STEP]} and {chosen[RETURN]}")
@@ -130,7 +137,7 @@ def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
 
 def carried(values: np.ndarray) -> np.ndarray:
     """The last known value up to each place; before the first, the first."""
-    known = np.flatnonzero(np.isfinite(values))
+    known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return values
     return values[known[np.maximum(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0)]]
@@ -159,7 +166,7 @@ def trend(course: Course) -> Trend:
     known = np.isfinite(course[RETURN])
     returns = course[RETURN][known]
     nothing = Trend("few updates", 0, float(returns.mean()) if len(returns) else np.nan, *[np.nan] * 4)
-    if any(np.isnan(course[key][-1]) for key in FINITE if key in course.values):
+    if any(not np.isfinite(course[key][-1]) for key in FINITE if key in course.values):
         return nothing._replace(state="diverged")
     if course.num_updates < MIN_UPDATES or len(returns) < MIN_LINES:
         return nothing

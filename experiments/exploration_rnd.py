@@ -80,8 +80,8 @@ PRESETS = {
         games=("xminigrid/MiniGrid-DoorKey-16x16",), sizes=(512, 4096, 32768), total_timesteps=2**27,
         base=DOORKEY | dict(minibatch_size=4096, stagger_resets=511), rnd=dict(obs_warmup_steps=16),
     ),
-    # Steps, minibatches, learning rate and warm-up of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not
-    # say with which N. As in Burda et al. 2018, losing a life ends no episode and values are not clipped.
+    # Steps, minibatches, learning rate, warm-up and embedding of CleanRL's ppo_rnd_envpool.py, which the paper used; it
+    # does not say with which N. As in Burda et al. 2018, losing a life ends no episode and values are not clipped.
     "paper": Preset(
         about="envpool's Montezuma's Revenge and Phoenix, the rebuttal's of paper B, 210M steps, 5 seeds, a run each",
         games=("envpool/MontezumaRevenge-v5", "envpool/Phoenix-v5"), sizes=(32, 128, 512), total_timesteps=200 * 2**20,
@@ -90,7 +90,7 @@ PRESETS = {
             hidden_sizes=(256, 448), activation="relu", shared_encoder=True, reward_clip=1.0, sticky_actions=0.25,
             seed=0, num_seeds=5, num_eval_episodes=0, plasticity_every=0,
         ),
-        rnd=dict(obs_warmup_steps=50 * 128), performance=RETURN,
+        rnd=dict(obs_warmup_steps=50 * 128, embedding_size=512), performance=RETURN,
     ),
 }  # fmt: skip
 LAPTOP = PRESETS["laptop"]

@@ -1,5 +1,6 @@
 """Runs what is missing from a grid of runs, several at a time, or writes it as Slurm arrays."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -7,11 +8,12 @@ import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +125,7 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
 
 def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
-    beside its folder. Ctrl-C makes all of them save and stop. -> what failed, a line each."""
+    beside its folder. Ctrl-C or SIGTERM makes all of them save and stop. -> what failed, a line each."""
     cells = with_sources(cells)
     missing = [cell for cell in cells if state(cell, folder) != "finished"]
     failed: list[str] = []
@@ -191,8 +193,9 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        with _signals_interrupt():
+            for thread in threads:
+                thread.join()
     except KeyboardInterrupt:
         stopping.set()
         for process in processes:
@@ -202,6 +205,21 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
             thread.join()
         raise
     return failed
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are a KeyboardInterrupt, as Ctrl-C is: the runs are in groups of their own, and would
+    go on without anybody to wait for them."""
+    here = threading.current_thread() is threading.main_thread()
+    # Ignored signals (SIGHUP under nohup) stay ignored.
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _shares(jobs: int) -> list[set[int]]:

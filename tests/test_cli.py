@@ -82,7 +82,8 @@ def call(monkeypatch, *flags):
         ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
         ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
         ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
-        ("--run-name empty", ["--run-name empty", "--resume"]),
+        ("--run-name empty", ["--run-name empty", "it has no checkpoint with which it could be continued"]),
+        ("--runs-dir empty/args.json/x", ["--runs-dir", "args.json is a file"]),
     ],
 )
 def test_bad_input_is_answered_in_one_line_before_anything_compiles(monkeypatch, capsys, tmp_path, flags, said):
@@ -106,7 +107,7 @@ def test_bad_input_is_answered_in_one_line_before_anything_compiles(monkeypatch,
     monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
     monkeypatch.setattr(devices.OnDevices, "__call__", only_shapes)
     with pytest.raises(SystemExit) as exit:
-        call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
+        call(monkeypatch, "--runs-dir", tmp_path, *flags.replace("empty/", f"{tmp_path}/empty/").split())
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith("ppo.py: error: ")
     assert all(part in line for part in said), line

@@ -239,6 +239,36 @@ def test_a_log_whose_losses_and_returns_are_in_lines_of_their_own(tmp_path, caps
     assert code == 0 and "408k steps" in out and "it climbs" in out and "entropy 0.6" in out
 
 
+@pytest.mark.parametrize(
+    "last, label", [("nan", "diverged"), ("inf", "diverged"), ("0.1", "climbing"), ("", "climbing")]
+)
+def test_a_loss_of_nan_is_told_from_an_empty_cell(tmp_path, last, label):
+    rows = [f"{2048 * i},{value + 0.01 * (i % 3)},0.1," for i, value in enumerate(10 * X)]
+    rows.append(f"{2048 * len(rows)},10,{last},")
+    file = tmp_path / "log.csv"
+    titles = "global_step,charts/episodic_return,losses/policy_loss,outer/update_norm"  # of which nothing is known
+    file.write_text("\n".join([titles, *rows]) + "\n")
+    (course,) = diagnosis.of_csv(file, {})
+    assert diagnosis.diagnose(course)[0] == label
+
+
+def test_what_is_not_known_is_no_evidence(tmp_path, capsys):
+    """A log without gains, and the first line of a run, which has no fresh gain."""
+    file = tmp_path / "short.csv"
+    file.write_text("global_step,charts/episodic_return\n1,2\n")
+    code, out, _ = call(capsys, file)
+    assert code == 0 and "nan" not in out
+    numbers = diagnosis.diagnose(course(RISE))[1:][1]
+    (line, *_) = doctor.evidence(numbers._replace(own=0.5, fresh=np.nan), "unknown")
+    assert "an update gains 0.5 on its own transitions" in line and "nan" not in line
+
+
+def test_a_picture_without_a_suffix_is_a_png(tmp_path, capsys):
+    run = write_run(tmp_path / "run", course(RISE))
+    code, out, _ = call(capsys, run, "--out", tmp_path / "picture")
+    assert code == 0 and (tmp_path / "picture.png").exists() and f"picture: {tmp_path / 'picture.png'}" in out
+
+
 def test_the_line_of_a_search_is_none_of_training(tmp_path):
     run = write_run(tmp_path / "run", course(RISE, losses__policy_loss=0.1))
     before = diagnosis.of_run(run)
@@ -295,6 +325,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     )
     foreign, blank = tmp_path / "a.csv", tmp_path / "b.csv"
     foreign.write_text("step,score\n1,2\n")
+    typo = tmp_path / "c.csv"
+    typo.write_text("global_step,charts/episodic_return,entropy\n1,2,3\n")
     blank.write_text("")
     for words, said in (
         ([], "no run given"),
@@ -309,7 +341,11 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         ([short, "--intervene"], "it has no checkpoint"),
         ([short, "--how-many"], "it has no checkpoint"),
         ([short, "--how-many", "--intervene"], "give one of the two"),
-        ([short, "--half", "1"], "between 0 and 1"),
+        ([short, "--how-many", "--half", "1"], "between 0 and 1"),
+        ([short, "--budget", "100"], "--budget: has no effect without --intervene"),
+        ([short, "--intervene", "--over", "com"], "--over: has no effect without --how-many"),
+        ([short, "--columns", "a=b"], "--columns a=b: is for a .csv file"),
+        ([typo, "--columns", "losses/entropy=entorpy"], "--columns losses/entropy=entorpy: "),
         ([short, foreign], "one run at a time"),
     ):
         code, _, err = call(capsys, *words)

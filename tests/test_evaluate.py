@@ -86,7 +86,9 @@ def test_the_sizes_of_the_run_give_way_to_those_of_the_command(trained, flags, s
     made = call(script, path.parent, "--evaluate", path, "--num-eval-episodes", 6, *flags.split())
     record = json.loads((made / "args.json").read_text())["args"]
     assert {name: record[name] for name in sizes} == sizes
-    assert scores(plots.read_lines(made)[0]) == scores(plots.read_lines(path)[-1])
+    (line,) = plots.read_lines(made)
+    assert scores(line) == scores(plots.read_lines(path)[-1])
+    assert line["global_step"] == json.loads((made / "summary.json").read_text())["global_step"] == 1280  # the run's
 
 
 def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
@@ -106,6 +108,9 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
         ("--evaluate RUN --resume RUN", "--resume with --evaluate RUN: give one of the two"),
         ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
         ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
+        ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
+        ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
+        ("--evaluate RUN --num-envs 7 --num-minibatches 5", "--num-minibatches 5: does not divide the 112 transitions"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):

@@ -258,8 +258,12 @@ def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
     assert started() == ["a", "c"]
 
 
-@pytest.mark.parametrize("whole_group", [True, False], ids=["as on a terminal", "to the runner alone"])
-def test_ctrl_c_ends_the_runs_and_they_save(whole_group):
+@pytest.mark.parametrize(
+    "number, whole_group",
+    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)],
+    ids=["as on a terminal", "to the runner alone", "kill", "a closed terminal"],
+)
+def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
     """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save."""
     code = (
         "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
@@ -271,7 +275,7 @@ def test_ctrl_c_ends_the_runs_and_they_save(whole_group):
     try:
         wait_for(lambda: len(starts()) == 2)
         began = time.time()
-        (os.killpg if whole_group else os.kill)(runner.pid, signal.SIGINT)
+        (os.killpg if whole_group else os.kill)(runner.pid, number)
         _, error = runner.communicate(timeout=20)
     finally:
         runner.kill()

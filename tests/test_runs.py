@@ -178,6 +178,7 @@ def test_two_runs_in_the_same_second_do_not_clash(args):
 def test_usage_errors_of_the_folder(args, tmp_path):
     named = dataclasses.replace(args, run_name="mine")
     path = runs.Run(named, __file__).path
+    (path / "checkpoints/1").mkdir()
     for refuse in (runs.begin, runs.Run):  # also where another one makes it in between
         with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
             refuse(named, __file__)
@@ -188,6 +189,24 @@ def test_usage_errors_of_the_folder(args, tmp_path):
     for folder in ("file", "file/below"):
         with pytest.raises(UsageError, match=r"--runs-dir .*file.*cannot make"):
             runs.Run(dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__)
+
+
+def test_a_full_disk_at_a_resume_is_one_line_and_loses_nothing(args, monkeypatch):
+    path, _ = train(dataclasses.replace(args, checkpoint_every=5), stop_after=7)
+    lines = (path / "metrics.jsonl").read_text() + '{"update": 1000, "global_step": 9, "time": 1}\n'
+    (path / "metrics.jsonl").write_text(lines)
+    real = Path.write_text
+
+    def full(file, text, *a, **kw):
+        if file.name == "metrics.jsonl.part":
+            real(file, text[:9])
+            raise OSError(28, "No space left on device")
+        return real(file, text, *a, **kw)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=rf"--resume {path}: cannot be written to \(No space left on device\)"):
+        train(Args(resume=str(path)))
+    assert (path / "metrics.jsonl").read_text() == lines and not (path / "metrics.jsonl.part").exists()
 
 
 def test_resume_takes_the_arguments_of_the_run(args):
@@ -741,6 +760,23 @@ def test_log_every_pools_by_hand_computed_values(args):
     wanted |= {"charts/new_solve_rate": [20 / 3, 2.0], "charts/new_num_episodes": [3, 1]}
     assert last == {"update": 5, "global_step": 50, **wanted}
     assert "NaN" not in (run.path / "metrics.jsonl").read_text()
+
+
+def test_an_update_that_moved_nothing_does_not_erase_the_others_ratio():
+    rows = [{"outer/ddr": np.array(x)} for x in (np.inf, 100.0, 200.0)]
+    assert tracking.pool(rows) == {"outer/ddr": 150.0}
+    assert not np.isfinite(tracking.pool([{"losses/x": np.array(x)} for x in (np.inf, 1.0)])["losses/x"])
+
+
+def test_final_numbers_are_those_of_the_last_tenth(tmp_path):
+    """The ratio is known of the second line alone, the return of every other one."""
+    rows = [{"outer/kl": 0.0, "outer/ddr": 5.0 if i == 1 else None} for i in range(40)]
+    rows = [row | {"charts/episodic_return": float(i) if i % 2 else None} for i, row in enumerate(rows)]
+    text = [json.dumps({"update": i + 1, "global_step": 10 * (i + 1), **row}) for i, row in enumerate(rows)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(text))
+    summary = plots.summarize(tmp_path)
+    assert summary["final_kl"] == {"mean": 0.0} and "final_ddr" not in summary
+    assert summary["final_return"] == {"mean": 38.0}
 
 
 def test_lines_reach_the_file_at_once(args):

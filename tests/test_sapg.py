@@ -17,7 +17,7 @@ import ppo
 import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
-from common.run import plots, run as runs
+from common.run import arguments, plots, run as runs
 from common.run.arguments import UsageError, parse
 
 FLAGS = dict(
@@ -414,6 +414,16 @@ def test_sizes_that_do_not_divide_are_one_line():
         sapg.Args(num_envs=64)
     with pytest.raises(UsageError, match=r"--num-blocks \* --num-rollout-chunks = 12; 24 would"):
         sapg.Args(num_envs=18, num_rollout_chunks=2)
+
+
+def test_the_gradient_steps_that_it_says_are_those_that_adam_counts():
+    """Of 3 blocks of 4 environments: with the relabelled rows 8 minibatches of 8 in place of the 6 of the flags."""
+    flags = dict(num_blocks=3, num_minibatches=6, update_epochs=2)
+    state, _, _ = trained(sapg, Counter(ends=tuple(range(1, 10)), limit=5), 3, **flags)
+    args = sapg.Args(**FLAGS | flags)
+    said = arguments.describe(args, args.epoch[0] * args.num_rollout_chunks, args.epoch[1])
+    assert "each 2 epochs of 8 minibatches of 8: 48 gradient steps" in said and "note: 16" not in said
+    assert state.learner.opt_state.count == 48
 
 
 def test_the_leader_is_evaluated(tmp_path):

@@ -469,8 +469,9 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
         ({"learnability_episodes": 1}, "--learnability-episodes 1"),
         ({"buffer_share": 1.5}, "--buffer-share 1.5"),
         ({"buffer_size": 0}, "--buffer-size 0"),
-        ({"video_levels": ("s/h0_weak_trust",)}, "such as s/h0_weak_thrust"),
-        ({"video_levels": ("m/arm_up",), "eval_sizes": ("s",)}, "--video-levels m/arm_up"),
+        ({"video_levels": ("s/h0_weak_trust",), "capture_video": True}, "such as s/h0_weak_thrust"),
+        ({"video_levels": ("m/arm_up",), "eval_sizes": ("s",), "capture_video": True}, "--video-levels m/arm_up"),
+        ({"video_levels": ("m/arm_up",)}, "--video-levels m/arm_up: has no effect without --capture-video"),
         ({"learnability_steps": 1}, "--learnability-steps 1"),
         ({"evaluate": "nowhere"}, "--evaluate nowhere: not the folder of a run"),
         ({"max_importance_ratio": 2.0}, "--max-importance-ratio 2.0: has no effect without --com"),
@@ -628,7 +629,7 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, capsys):
 
 @pytest.mark.parametrize("filled, names", [(0, []), (1, ["buffer-0"]), (3, ["buffer-0", "buffer-1"])])
 def test_only_levels_that_the_buffer_has_are_filmed(monkeypatch, filled, names):
-    player = player_of(monkeypatch, {}, video_buffer_levels=2)
+    player = player_of(monkeypatch, {}, capture_video=True, video_buffer_levels=2)
     score = jnp.where(jnp.arange(3) < filled, 0.2, -jnp.inf)
     buffer = Levels(pack(coins(p=1.0, number=[5, 6, 7])), score, jnp.zeros(3))
     films = player.film(jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer)

@@ -235,6 +235,12 @@ def sections(kind: type) -> dict[str, dict[str, str]]:
     return found
 
 
+SIZES = {  # flags that have to fit together
+    *("num_envs", "num_steps", "total_timesteps", "minibatch_size", "num_minibatches", "sequence_length"),
+    *("num_rollout_chunks", "scaling", "base_num_envs", "num_blocks", "search_batch"),
+}
+
+
 def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
     """Parse the command line (or `words`) into a `kind`. --help lists its fields in the groups of the source. What tyro
     refuses becomes a one-line UsageError."""
@@ -258,7 +264,13 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
         if not end.code:
             raise  # --help
         raise UsageError(_one_line(said.getvalue())) from None
-    args = kind(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
+    values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
+    # With these, sizes are checked beside those of the run that they name, not beside the defaults (folder.settle).
+    later = SIZES if values.get("resume") or values.get("evaluate") else ()
+    args = kind(**{name: value for name, value in values.items() if name not in later})
+    for name in values.keys() & later:
+        if values[name] != default[name]:
+            object.__setattr__(args, name, values[name])
     flags = [word.split("=")[0] for word in (sys.argv[1:] if words is None else words) if word.startswith("--")]
     names = {word.lstrip("-").replace("-", "_") for word in flags}
     object.__setattr__(args, "named", frozenset(names | {name.removeprefix("no_") for name in names}))
@@ -425,18 +437,17 @@ def apply_scaling(args: Any) -> Any:
     return dataclasses.replace(args, **scaled)
 
 
-def describe(args: Any) -> str:
-    """Describe what a run will do."""
-    steps = args.num_updates * args.update_epochs * args.num_minibatches
+def describe(args: Any, num_minibatches: int | None = None, minibatch_size: int | None = None) -> str:
+    """Describe what a run will do. The other two are given where they differ from those of `args`."""
+    count, size = num_minibatches or args.num_minibatches, minibatch_size or args.minibatch_size
+    inner = args.update_epochs * count
     said = (
         f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.batch_size} transitions, each "
-        f"{args.update_epochs} epochs of {args.num_minibatches} minibatches of {args.minibatch_size}: "
-        f"{steps:,} gradient steps"
+        f"{args.update_epochs} epochs of {count} minibatches of {size}: {args.num_updates * inner:,} gradient steps"
     )
     if args.num_updates < 100:
         advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
         said += f"\nnote: {args.num_updates} updates: nothing has time to happen; {advice}"
-    inner = args.update_epochs * args.num_minibatches
     if inner < FEW_STEPS and hasattr(args, "clip_eps"):
         said += (
             f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "

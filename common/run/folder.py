@@ -36,10 +36,11 @@ def settle(args: Any, script: str) -> Any:
     """The arguments of the run that --resume or --evaluate names, else `args`. Refuse what cannot start."""
     if args.resume is not None:
         return _resumed(args, Path(args.resume), Path(script).stem)
-    if getattr(args, "evaluate", None) is not None:
-        return _evaluated(args, Path(script).stem)
     if args.run_name is not None:
         _refuse_bad_name(args)
+    _refuse_bad_place(Path(args.runs_dir))
+    if getattr(args, "evaluate", None) is not None:
+        return _evaluated(args, Path(script).stem)
     if getattr(args, "init_from", None) is not None:
         find_checkpoint(args.init_from)
     return args
@@ -113,8 +114,17 @@ def _refuse_bad_name(args: Any) -> None:
         _refuse_taken(Path(args.runs_dir) / args.run_name)
 
 
+def _refuse_bad_place(path: Path) -> None:
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise UsageError(f"--runs-dir {path}: {there} {why}; name another")
+
+
 def _refuse_taken(path: Path) -> NoReturn:
     advice = f"choose another name, or continue that run with --resume {path}"
+    if not checkpoint_updates(path / "checkpoints"):
+        advice = "choose another name, or remove it: it has no checkpoint with which it could be continued"
     raise UsageError(f"--run-name {path.name}: {path} exists already; {advice}") from None
 
 
@@ -224,5 +234,9 @@ def write_json(path: Path, value: Any) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write so that a reader, even after a crash, sees either the old text or the new."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

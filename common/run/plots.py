@@ -91,9 +91,14 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _has_value(value: Any) -> bool:
+    """Whether it is a number, or a list in which there is one."""
+    return any(v is not None for v in np.ravel(value))
+
+
 def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out."""
-    kept = [line for line in lines if not all(v is None for v in np.ravel(line.get(key)))]
+    kept = [line for line in lines if _has_value(line.get(key))]
     values = [np.atleast_1d(np.array(line[key], np.float64)) for line in kept]  # None becomes NaN
     shape = Counter(value.shape for value in values).most_common(1)[0][0] if values else (1,)
     rows = [(line["global_step"], value) for line, value in zip(kept, values, strict=True) if value.shape == shape]
@@ -114,15 +119,17 @@ def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarize(run: Path | str) -> dict[str, Any]:
-    """The numbers to report for a run. final_... is the mean over the last 10 % of the lines that have a value. With
-    several seeds, `ci95` is the half width of the t-interval over seeds."""
+    """The numbers to report for a run. final_... is the mean over the last 10 % of the lines (of a return or solve
+    rate: of those in which an episode ended). With several seeds, `ci95` is the half width of the t-interval over
+    them."""
     lines = read_lines(run)
     summary: dict[str, Any] = {}
     for name, key in {**PERFORMANCE, **DIAGNOSIS}.items():
-        _, values = series(lines, key)
-        if len(values) == 0:
+        having = [line for line in lines if key in line and (name not in PERFORMANCE or _has_value(line[key]))]
+        _, values = series(having, key)
+        _, tail = series(having[-max(1, len(having) // 10) :], key)
+        if len(tail) == 0:
             continue
-        tail = values[-max(1, len(values) // 10) :]
         summary[f"final_{name}"] = _interval(mean_and_ci(tail.T)[0])
         if name in PERFORMANCE:
             summary[f"best_{name}"] = float(mean_and_ci(values)[0].max())
@@ -313,6 +320,7 @@ def main(
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    out = out if out.suffix else out.with_name(out.name + ".png")
     lines = [read_lines(run) for run in runs if read_record(run, "run")]
     for key in keys:
         if not _has(lines, key):

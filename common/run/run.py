@@ -134,6 +134,15 @@ def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: 
     return run.path
 
 
+def _steps_of_evaluated(args: Any) -> int:
+    """Environment steps of an update of the run that --evaluate names, whatever the flags of the evaluation are."""
+    try:
+        trained = find_checkpoint(args.evaluate, "--evaluate")[1]["args"]
+    except UsageError:  # a published agent is no run
+        return args.batch_size
+    return trained["num_envs"] * trained["num_steps"]
+
+
 class Run:
     """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
     the current update; a second one acts as usual. only: no training, just an evaluation after this update."""
@@ -141,7 +150,7 @@ class Run:
     def __init__(self, args: Any, script: str, only: int | None = None):
         self.args = args
         self.num_updates = args.num_updates if only is None else only
-        self.steps_per_update = args.batch_size
+        self.steps_per_update = args.batch_size if only is None else _steps_of_evaluated(args)
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
         self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
@@ -228,7 +237,10 @@ class Run:
                 self.note(NOT_FINITE, since)
             for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
                 damaged.rename(damaged.with_suffix(".damaged"))  # or it would block the next save
-            self._drop_lines_after(update)
+            try:
+                self._drop_lines_after(update)
+            except OSError as error:
+                raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
             say(f"resuming after update {update} of {self.num_updates}{note}")
         return restored
 
@@ -240,7 +252,8 @@ class Run:
         self._evaluated = {line["update"] for line in kept if any(key.startswith("eval/") for key in line)}
         if (self.path / "metrics.jsonl").exists():
             text = "".join(json.dumps(line) + "\n" for line in kept)
-            folder.write_atomically(self.path / "metrics.jsonl", text)
+            if text != (self.path / "metrics.jsonl").read_text(errors="replace"):  # a full disk lets what is there be
+                folder.write_atomically(self.path / "metrics.jsonl", text)
 
     def __enter__(self) -> "Run":
         args = self.args
