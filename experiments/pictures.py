@@ -91,15 +91,16 @@ def described(what: Picture | HeatMap) -> str:
 
 
 def _colours(labels: Sequence[str]) -> dict[str, Any]:
-    """A colour for each label. If only one number differs between them, they are steps of one scale."""
+    """A colour for each label. If they differ in numbers only, which rise together, they are steps of one scale."""
     from matplotlib import colormaps
 
     number = r"-?\d[\d,.]*(?:e-?\d+)?"
-    values = {label: re.findall(number, label) for label in labels}
+    values = {label: [float(x.replace(",", "")) for x in re.findall(number, label)] for label in labels}
+    ordered = sorted(labels, key=lambda label: values[label])
     same = len({re.sub(number, "#", label) for label in labels}) == 1 and len(labels) > 2
-    if not same or any(len(found) != 1 for found in values.values()):
+    rising = same and all(list(column) == sorted(column) for column in zip(*(values[x] for x in ordered), strict=True))
+    if not rising or not values[labels[0]]:
         return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-    ordered = sorted(labels, key=lambda label: float(values[label][0].replace(",", "")))
     return {label: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, label in enumerate(ordered)}
 
 
@@ -116,7 +117,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
         place = cells[len(heights) + index // columns, index % columns]
         axes = figure.add_subplot(place, sharey=None if picture.own_y else first, sharex=first)
         first = first or axes
-        for line in lines:
+        for line in _side_by_side(lines, picture.log_x):
             _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
         axes.set_title(textwrap.fill(title, 34), fontsize=11)
         if index + columns >= len(picture.panels):  # with nothing below it
@@ -166,6 +167,19 @@ def _legend_rows(labels: Sequence[str], columns: int) -> int:
     return max(1, -(-len(labels) // across))
 
 
+def _side_by_side(lines: Sequence[Line], log_x: bool) -> list[Line]:
+    """Lines of points, moved a little to the left or right so that their intervals do not hide each other."""
+    points = [line for line in lines if line.kind.endswith("points") and line.y.shape[1] > 1]
+    every = np.concatenate([line.x for line in points]) if len(points) > 1 else np.ones(1)
+    every = np.log(every[every > 0]) if log_x else every
+    width = 0.01 * (every.max() - every.min())
+    moved = {id(line): (i - (len(points) - 1) / 2) * width for i, line in enumerate(points)}
+    shift = {key: np.exp(by) if log_x else by for key, by in moved.items()}
+    x = [line.x * shift[id(line)] if log_x else line.x + shift[id(line)] for line in points]
+    placed = dict(zip(moved, x, strict=True))
+    return [line._replace(x=placed.get(id(line), line.x)) for line in lines]
+
+
 def _is_theory(picture: Picture, label: str) -> bool:
     return all(line.kind == "theory" for lines in picture.panels.values() for line in lines if line.label == label)
 
@@ -206,5 +220,5 @@ def _draw_heat_map(figure: Any, what: HeatMap) -> None:
     middle = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
     for (row, column), value in np.ndenumerate(what.values):
         colour = "white" if value < middle else "black"
-        axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=colour, fontsize=10)
+        axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=10)
     figure.colorbar(image, label=what.value_label)

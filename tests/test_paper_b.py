@@ -494,10 +494,25 @@ def test_a_few_seeds_are_drawn_each_and_many_by_their_interval():
         assert shown.startswith("Median over seeds, and each seed" if seeds == 5 else "Mean and 95 % interval")
 
 
+@pytest.mark.parametrize("log_x", [True, False])
+def test_intervals_at_one_place_are_drawn_side_by_side(log_x):
+    x, y = np.array([16.0, 64.0, 256.0]), np.ones((3, 5))
+    lines = [pictures.Line(name, x, y, kind) for name, kind in (("a", "points"), ("b", "points"), ("c", "curve"))]
+    a, b, c = (line.x for line in pictures._side_by_side(lines, log_x))
+    assert (a < x).all() and (x < b).all() and (c == x).all()
+    np.testing.assert_allclose(a * b if log_x else a + b, x * x if log_x else 2 * x)
+    (alone,) = pictures._side_by_side(lines[:1], log_x)
+    np.testing.assert_allclose(alone.x, x)
+
+
 def test_numbers_that_are_steps_of_one_scale_get_colours_in_order():
     found = pictures._colours(["--com 4,096", "--com 8", "--com 64"])
     light = {label: sum(colour[:3]) for label, colour in found.items()}
     assert light["--com 8"] < light["--com 64"] < light["--com 4,096"]
+    both = pictures._colours(["N 64: 4,096", "N 16: 1,024", "N 256: 16,384"])  # two numbers that rise together
+    assert list(both) == ["N 16: 1,024", "N 64: 4,096", "N 256: 16,384"] and list(both.values()) == list(found.values())
+    apart = pictures._colours(["N 64, K 4", "N 16, K 16", "N 8, K 32"])
+    assert set(apart.values()) <= set(pictures.COLOURS)
     two = pictures._colours(["PPO", "PQN", "N 64, K 4"])
     assert list(two.values()) == list(pictures.COLOURS[:3])
 
