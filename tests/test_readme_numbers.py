@@ -269,6 +269,15 @@ def breakout():
     default = np.mean(read("fig_5b_breakout")["runs"]["0.2"]["final"])
     yield f"64 environments reach {default:.1f} in 2.1M steps with PPO's default ε"
     yield "0.002, 0.02 and 0.6 end at {:.1f}, {:.1f} and {:.1f}".format(*ends)
+    pairs = {name: np.mean(run["final"]) for name, run in read("fig_12b_breakout")["runs"].items()}
+    values, steps = ("0.02", "0.1", "0.2", "0.6"), ("8", "64", "512", "4096")
+    best = [max(values, key=lambda eps: pairs[f"({com}.0, {eps})"]) for com in steps]
+    assert tuple(best) == values
+    yield f"the best `--clip-eps` rises with the COM, from {best[0]} for {steps[0]} to {best[-1]} for {steps[-1]}"
+    recipe = [read("fig_9_breakout")["runs"][f"('more-minibatches', {n})"]["final"] for n in (16, 64, 256)]
+    yield "16, 64 and 256 environments end 2.1M steps at {:.1f}, {:.1f} and {:.1f}".format(*map(np.mean, recipe))
+    low, high = stats.ttest_ind(recipe[2], recipe[0], equal_var=False).confidence_interval()
+    yield f"256 less 16: {np.mean(recipe[2]) - np.mean(recipe[0]):.1f}, {low:.1f} to {high:.1f}"
     changed = {name: np.mean(run["final"]) for name, run in read("fig_3a_breakout")["runs"].items()}
     raised, kept, lowered = (changed[f"({a}.0, {b}.0)"] for a, b in ((8, 512), (512, 512), (512, 8)))
     stayed = changed["(8.0, 8.0)"]
