@@ -94,7 +94,7 @@ def _colours(labels: Sequence[str]) -> dict[str, Any]:
     """A colour for each label. If they differ in numbers only, which rise together, they are steps of one scale."""
     from matplotlib import colormaps
 
-    number = r"-?\d[\d,.]*(?:e-?\d+)?"
+    number = r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
     values = {label: [float(x.replace(",", "")) for x in re.findall(number, label)] for label in labels}
     ordered = sorted(labels, key=lambda label: values[label])
     same = len({re.sub(number, "#", label) for label in labels}) == 1 and len(labels) > 2
@@ -170,14 +170,12 @@ def _legend_rows(labels: Sequence[str], columns: int) -> int:
 def _side_by_side(lines: Sequence[Line], log_x: bool) -> list[Line]:
     """Lines of points, moved a little to the left or right so that their intervals do not hide each other."""
     points = [line for line in lines if line.kind.endswith("points") and line.y.shape[1] > 1]
-    every = np.concatenate([line.x for line in points]) if len(points) > 1 else np.ones(1)
+    every = np.concatenate([line.x for line in points]) if points else np.empty(0)
     every = np.log(every[every > 0]) if log_x else every
-    width = 0.01 * (every.max() - every.min())
-    moved = {id(line): (i - (len(points) - 1) / 2) * width for i, line in enumerate(points)}
-    shift = {key: np.exp(by) if log_x else by for key, by in moved.items()}
-    x = [line.x * shift[id(line)] if log_x else line.x + shift[id(line)] for line in points]
-    placed = dict(zip(moved, x, strict=True))
-    return [line._replace(x=placed.get(id(line), line.x)) for line in lines]
+    width = 0.01 * np.ptp(every) if len(every) else 0.0
+    by = {id(line): (i - (len(points) - 1) / 2) * width for i, line in enumerate(points)}
+    move = lambda line, by: line._replace(x=line.x * np.exp(by) if log_x else line.x + by)  # noqa: E731
+    return [move(line, by[id(line)]) if id(line) in by else line for line in lines]
 
 
 def _is_theory(picture: Picture, label: str) -> bool:
@@ -220,5 +218,13 @@ def _draw_heat_map(figure: Any, what: HeatMap) -> None:
     middle = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
     for (row, column), value in np.ndenumerate(what.values):
         colour = "white" if value < middle else "black"
-        axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=10)
+        axes.text(
+            column,
+            row,
+            f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}",
+            ha="center",
+            va="center",
+            color=colour,
+            fontsize=10,
+        )
     figure.colorbar(image, label=what.value_label)

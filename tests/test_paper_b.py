@@ -503,6 +503,8 @@ def test_intervals_at_one_place_are_drawn_side_by_side(log_x):
     np.testing.assert_allclose(a * b if log_x else a + b, x * x if log_x else 2 * x)
     (alone,) = pictures._side_by_side(lines[:1], log_x)
     np.testing.assert_allclose(alone.x, x)
+    nothing = [line._replace(x=x[:0], y=line.y[:0]) for line in lines]  # of runs that are not there yet
+    assert [len(line.x) for line in pictures._side_by_side(nothing, log_x)] == [0, 0, 0]
 
 
 def test_numbers_that_are_steps_of_one_scale_get_colours_in_order():
