@@ -108,6 +108,7 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
         ("--evaluate RUN --resume RUN", "--resume with --evaluate RUN: give one of the two"),
         ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
         ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
+        ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
         ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
         ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
         ("--evaluate RUN --num-envs 7 --num-minibatches 5", "--num-minibatches 5: does not divide the 112 transitions"),

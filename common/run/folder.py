@@ -84,6 +84,8 @@ def _evaluated(args: Any, script: str) -> Any:
         split["sequence_length"] = None
         saved |= {name: value for name, value in split.items() if name in saved}
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
+    if chosen.get("num_devices", 1) != 1:
+        raise UsageError(f"--num-devices {args.num_devices} with {where}: an evaluation takes one device")
     one = {"num_devices": 1} if hasattr(args, "num_devices") else {}
     return kind(**{**saved, **here, **chosen, **one})
 
