@@ -98,7 +98,7 @@ def inner():
     most, half = of(ends, 4096, 64), of(ends, 512, 64)
     low, high = stats.ttest_ind(most, half, equal_var=False).confidence_interval()
     told = f"{np.mean(most) - np.mean(half):.1f}, {low:.1f} to {high:.1f}"
-    yield minus(f"(4,096 are not shown to end higher than 512: {told})")
+    yield minus(f"(on Breakout 4,096 are not shown to end higher than 512: {told})")
     plateau, again = read("stuck"), read("stuck")["again, on other seeds"]
     later = plateau["return, last tenth"]["unchanged"]
     later = later + again["return, last tenth, of those that are stuck"]["unchanged"]
