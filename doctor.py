@@ -91,7 +91,8 @@ class Args:
         for mode, names in OF_MODE.items():
             for field in (field for field in fields(self) if field.name in names and not getattr(self, mode)):
                 if getattr(self, field.name) != field.default:
-                    raise UsageError(f"{flag(field.name)}: has no effect without {flag(mode)}")
+                    value = " ".join(map(str, np.ravel(getattr(self, field.name))))
+                    raise UsageError(f"{flag(field.name)} {value}: has no effect without {flag(mode)}")
         if self.columns and not self.runs[0].endswith(".csv"):
             raise UsageError(f"--columns {self.columns[0]}: is for a .csv file; {self.runs[0]} is none")
         if not 0 < self.half < 1:
@@ -220,9 +221,9 @@ def evidence(n: Numbers, label: str) -> list[str]:
     share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
     error = f" ± {n.fresh_error:.2g}" if np.isfinite(n.fresh_error) else ""  # one value has none
     fresh = f", {n.fresh:.2g}{error} on fresh ones{share}" if np.isfinite(n.fresh) else ""
-    gain = f"an update gains {n.own:.2g} on its own transitions{fresh}"
-    if not np.isfinite(n.own) and label not in ("climbing", "diverged", "few updates"):
-        gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"
+    gain = "no outer/own_gain in this log, so that a step too large for its noise cannot be told from other causes"
+    if np.isfinite(n.own) or label in ("climbing", "diverged", "few updates"):
+        gain = f"an update gains {n.own:.2g} on its own transitions{fresh}" if np.isfinite(n.own) else ""
     said = {
         "gain": gain,
         "kl": f"KL of an update {n.kl:.2g}",
@@ -231,9 +232,7 @@ def evidence(n: Numbers, label: str) -> list[str]:
         "network": f"dormant units {100 * n.dormant:.0f} %",
     }
     values = {"kl": n.kl, "entropy": n.entropy, "critic": n.explained_variance, "network": n.dormant}
-    if gain.startswith("an"):
-        values["gain"] = n.own
-    said = {key: text for key, text in said.items() if np.isfinite(values.get(key, 0.0))}
+    said = {key: text for key, text in said.items() if text and np.isfinite(values.get(key, 0.0))}
     first = {"slow": "kl", "settled": "gain", "critic": "critic", "network": "network"}.get(label, "gain")
     own = [first, *(["entropy"] if label in ("settled", "slow") else ["kl"] if label in ("step", "no gain") else [])]
     own = [key for key in own if key in said]

@@ -231,7 +231,7 @@ def metric_panels(
         panels[title] = [line for line in lines if len(line.x)]
     shows = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
     shows = f"Shown: {', '.join(games)}. {shows}"
-    shows += ", as logged: on the transitions of an update, up to 2,048, of which lines may have different numbers"
+    shows += ". As logged: each line on as many transitions as its updates have, at most 2,048"
     columns = min(len(games), pictures.COLUMNS) if len(games) > 1 else pictures.COLUMNS
     return Picture(panels, STEPS, "", shows=shows, own_y=True, columns=columns)
 

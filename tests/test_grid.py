@@ -1,5 +1,6 @@
 """Grids of runs: each is run once, goes on where it was broken off, and what fails does not take others with it."""
 
+import functools
 import json
 import os
 import re
@@ -271,7 +272,9 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
         "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    runner = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True, stderr=subprocess.PIPE)
+    heard = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
+    flags = dict(env=env, start_new_session=True, stderr=subprocess.PIPE, preexec_fn=heard)
+    runner = subprocess.Popen([sys.executable, "-c", code], **flags)
     try:
         wait_for(lambda: len(starts()) == 2)
         began = time.time()

@@ -119,12 +119,13 @@ def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
     state, update = restore_newest(source[0], source[2], {"learner": like}, where, partial=True)
-    return evaluate_learner(args, script, player, state["learner"], update)
+    steps = source[1]["args"]["num_envs"] * source[1]["args"]["num_steps"]
+    return evaluate_learner(args, script, player, state["learner"], update, steps)
 
 
-def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int) -> Path:
-    """Like `evaluate`, for a learner in memory."""
-    run = Run(args, script, only=update)
+def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int, steps: int = 0) -> Path:
+    """Like `evaluate`, for a learner in memory after `update` updates of `steps` environment steps."""
+    run = Run(args, script, only=(update, steps))
     print(f"evaluating {args.evaluate} as it was after update {update}")
     with run:
         scores = run.evaluate_if_due(update, player, learner)
@@ -134,23 +135,14 @@ def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: 
     return run.path
 
 
-def _steps_of_evaluated(args: Any) -> int:
-    """Environment steps of an update of the run that --evaluate names, whatever the flags of the evaluation are."""
-    try:
-        trained = find_checkpoint(args.evaluate, "--evaluate")[1]["args"]
-    except UsageError:  # a published agent is no run
-        return args.batch_size
-    return trained["num_envs"] * trained["num_steps"]
-
-
 class Run:
     """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
-    the current update; a second one acts as usual. only: no training, just an evaluation after this update."""
+    the current update; a second one acts as usual. only: no training, just an evaluation after so many
+    updates of so many steps."""
 
-    def __init__(self, args: Any, script: str, only: int | None = None):
+    def __init__(self, args: Any, script: str, only: tuple[int, int] | None = None):
         self.args = args
-        self.num_updates = args.num_updates if only is None else only
-        self.steps_per_update = args.batch_size if only is None else _steps_of_evaluated(args)
+        self.num_updates, self.steps_per_update = only or (args.num_updates, args.batch_size)
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
         self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
@@ -163,7 +155,7 @@ class Run:
         self._failed = self._broken = False
         self._tracker: Tracker | None = None
         self._file: Any = None
-        self._first = self.done = self._saved = only or 0  # last updates: restored, done, saved
+        self._first = self.done = self._saved = self.num_updates if only else 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
         self._given_up = False  # whether the last evaluation was
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
