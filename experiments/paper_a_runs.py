@@ -70,7 +70,7 @@ PRESETS = {
         performance="charts/episodic_return", low=-1200.0, high=-150.0,
         base=dict(
             env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, update_epochs=8, gamma=0.95,
-            learning_rate=1e-3, ent_coef=0.0, num_seeds=5, num_devices=1, num_eval_episodes=0,
+            learning_rate=1e-3, ent_coef=0.0, seed=10, num_seeds=10, num_devices=1, num_eval_episodes=0,
         ),
         total_timesteps=2**21, sweep_timesteps=2**20,
         coms=(0.0, 8.0, 64.0, 512.0, 4096.0, 32768.0), weak_com=8.0, good_com=512.0,
@@ -78,7 +78,7 @@ PRESETS = {
         learning_rates=(1e-4, 3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_coms=(8.0, 512.0, 4096.0),
         epoch_epsilons=(0.6, 0.2, 0.02, 0.0), batch_envs=(8, 32, 128), batch_updates=512,
         grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
-        scaled_envs=(4, 32, 128, 512), scaled_seeds=10, checkpoints=2,
+        scaled_envs=(4, 32, 128, 512), scaled_seeds=20, checkpoints=2,
     ),
     "breakout": Preset(
         about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure",
