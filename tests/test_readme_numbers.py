@@ -279,6 +279,19 @@ def breakout():
     yield "16, 64 and 256 environments end 2.1M steps at {:.1f}, {:.1f} and {:.1f}".format(*map(np.mean, recipe))
     low, high = stats.ttest_ind(recipe[2], recipe[0], equal_var=False).confidence_interval()
     yield f"256 less 16: {np.mean(recipe[2]) - np.mean(recipe[0]):.1f}, {low:.1f} to {high:.1f}"
+    estimate, low, high = check(
+        "fig_8_breakout", "log10 DDR of the best fifth of the runs, largest budget less smallest"
+    )
+    (shift,) = [c for c in read("fig_8_breakout")["checks"] if c["what"].startswith("log10 DDR")]
+    runs_by_budget = [np.array(dots) for dots in shift["samples"]]
+    best = [dots[np.argsort(-dots[:, 1])[: len(dots) // 5], 0] for dots in runs_by_budget]
+    first, last = (round(10 ** np.log10(ratios).mean() / 1000) for ratios in best)
+    yield f"in {len(runs_by_budget[0])} runs on Breakout with sticky actions, which differ in COM"
+    steps = " to ".join(f"{PRESETS['breakout'].sweep_timesteps // n:,}" for n in (8, 1))
+    yield (
+        f"from {steps} environment steps the ratio of the best fifth of the runs rises from {first},000 to {last},000 "
+        f"transitions per nat ({10**estimate:.1f} ×, {10**low:.1f} to {10**high:.1f}"
+    )
     changed = {name: np.mean(run["final"]) for name, run in read("fig_3a_breakout")["runs"].items()}
     raised, kept, lowered = (changed[f"({a}.0, {b}.0)"] for a, b in ((8, 512), (512, 512), (512, 8)))
     stayed = changed["(8.0, 8.0)"]
