@@ -15,7 +15,6 @@ import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
 import json
-import os
 import shlex
 import sys
 from collections import Counter
@@ -34,7 +33,7 @@ from experiments import diagnosis, grid, how_many, levers, records
 from experiments.diagnosis import Course, Numbers, Trend
 
 OF_MODE = {  # flags that mean something with another one only
-    "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "launch", "dry_run"),
+    "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "launch", "dry_run", "only"),
     "how_many": ("over", "values", "keys", "half", "seed_index"),
 }
 
@@ -62,11 +61,13 @@ class Args:
     seeds: Positive[int] = 5
     """Branches per lever. A run of several seeds is branched as a whole instead, each seed from its own state."""
     jobs: Positive[int] | None = None
-    """How many branches run at once (default: one per core)."""
+    """How many branches run at once (default: one per core, one if there is a GPU)."""
     launch: Literal["here", "slurm", "none"] = "here"
     """slurm: write sbatch arrays and print how to submit them; none: compare the finished branches."""
     dry_run: bool = False
     """Only print the commands of the branches."""
+    only: str | None = None
+    """Make only this branch and compare nothing (for the arrays of --launch slurm)."""
 
     # --- how many ---
     how_many: bool = False
@@ -93,6 +94,9 @@ class Args:
                 if getattr(self, field.name) != field.default:
                     value = " ".join(map(str, np.ravel(getattr(self, field.name))))
                     raise UsageError(f"{flag(field.name)} {value}: has no effect without {flag(mode)}")
+        if self.out is not None and (self.intervene or self.how_many):
+            mode = "--intervene" if self.intervene else "--how-many"
+            raise UsageError(f"--out {self.out}: is the picture of the diagnosis, which {mode} does not draw")
         if self.columns and not self.runs[0].endswith(".csv"):
             raise UsageError(f"--columns {self.columns[0]}: is for a .csv file; {self.runs[0]} is none")
         if not 0 < self.half < 1:
@@ -297,15 +301,15 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
 
 
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
-    """The command line of these arguments with some changed: what differs from the defaults, the environment, and the
-    size of minibatches, whose default depends on the other sizes."""
+    """The command line of these arguments with some changed: what differs from the defaults, the environment, and
+    sizes whose default depends on other sizes."""
     fields = args.__dataclass_fields__
     derived = {"num_minibatches", "base_num_envs", "search_batch"}  # from flags that may change
     if "exploration_timesteps" in fields and args.exploration_timesteps == args.total_timesteps // 10:
         derived.add("exploration_timesteps")
     values = {name: getattr(args, name) for name in fields if name not in derived} | changes
     default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
-    always = ("env_id", "minibatch_size")
+    always = ("env_id", "minibatch_size", "sequence_length")
     named = {k: v for k, v in values.items() if v is not None and (k in always or v != getattr(default, k))}
     return ["python", f"{script}.py", *grid.spelled(named)]
 
@@ -368,16 +372,34 @@ def intervene(args: Args, source: str) -> None:
     folder = found / "doctor"
     cells = levers.cells_of(run, script, saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
+    if args.only is not None:
+        if args.only not in [cell.name for cell in cells.values()]:
+            raise UsageError(f"--only {args.only}: no branch of {run} with these flags; --dry-run names them")
+        missing = [cell for cell in missing if cell.name == args.only]
     if args.dry_run:
         return print("\n".join(grid.paste(cell, folder) for cell in missing))
     if args.launch == "slurm" and missing:
-        words = lambda cell: [sys.executable, *grid.command(cell, folder)[1:]]  # noqa: E731
-        return print("\n".join(grid.write_slurm(missing, folder, "doctor", words)))
+        task = [sys.executable, str(Path(__file__).absolute()), run, *again(args)]
+        return print("\n".join(grid.write_slurm(missing, folder, "doctor", lambda cell: [*task, "--only", cell.name])))
     failed = []
     if missing and args.launch == "here":
         say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        failed = grid.run_missing(missing, folder, args.jobs or cores, say)
+        failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
+    if args.only is None:
+        compare(args, run, folder, cells, chosen, budget)
+    if failed:
+        raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
+    return None
+
+
+def again(args: Args) -> list[str]:
+    """The flags with which `intervene` has the same branches."""
+    taken = {name: getattr(args, name) for name in ("intervene", "levers", "fresh", "budget", "seeds")}
+    return grid.spelled({name: value for name, value in taken.items() if value != getattr(Args, name)})
+
+
+def compare(args: Args, run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], budget: int) -> None:
+    """Prints what each lever did to the return, beside the control, and draws it."""
     found = levers.outcomes(folder, cells)
     if args.json:
         rows = [o._asdict() | {"returns": o.returns.tolist(), "found": o.found} for o in found]
@@ -393,9 +415,6 @@ def intervene(args: Args, source: str) -> None:
             print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
     name = "levers_from_scratch.png" if args.fresh else "levers.png"
     draw_levers(run, folder, cells, chosen, folder.parent / name)
-    if failed:
-        raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
-    return None
 
 
 def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], out: Path) -> None:

@@ -193,8 +193,7 @@ def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
 
 
 def default_jobs(preset: str) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores if preset in ON_CPUS else 1
+    return grid.cores() if preset in ON_CPUS else 1
 
 
 def output(name: str, args: Args) -> Path:

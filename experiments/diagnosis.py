@@ -246,7 +246,7 @@ def numbers(course: Course, t: Trend) -> Numbers:
 # Thresholds of the causes.
 NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
 DORMANT = 0.5  # share of dormant units
-TINY_KL, SAME_ENTROPY = 1e-5, 0.95  # a policy that has hardly moved
+TINY_KL, LOST_ENTROPY = 1e-5, 0.05  # a policy that has hardly moved
 SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
 TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
 REPLACED = 1.0  # KL of an update after which little is left of the policy
@@ -272,7 +272,7 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
         label = "exploration"
     elif n.dormant > DORMANT:
         label = "network"
-    elif n.kl < TINY_KL and n.entropy > SAME_ENTROPY * n.first_entropy:
+    elif n.kl < TINY_KL and n.first_entropy - n.entropy < LOST_ENTROPY * abs(n.first_entropy):  # it may be negative
         label = "slow"
     elif n.best_explained_variance < NO_CRITIC:
         label = "critic"

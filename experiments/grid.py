@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from common.run import devices
 from common.run.arguments import flag
 from common.run.checkpoints import checkpoint_updates
 
@@ -222,6 +223,15 @@ def _signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def cores_or_one() -> int:
+    """How many runs go at once: one per core; one where JAX is going to use a GPU, which they would share."""
+    return 1 if devices.number_of_gpus() else cores()
+
+
 def _shares(jobs: int) -> list[set[int]]:
     """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -264,9 +274,10 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[C
     folder.mkdir(parents=True, exist_ok=True)
     for depth in sorted({cell.depth for cell in missing}):
         stage = [cell for cell in missing if cell.depth == depth]
-        commands, script = folder / f"{name}-{depth}.commands", folder / f"{name}-{depth}.sbatch"
-        commands.write_text("".join(shlex.join(run(cell)) + "\n" for cell in stage))
-        pick = f'$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))})'
+        script = folder / f"{name}-{depth}.sbatch"
+        # The commands are in the script, of which Slurm takes a copy: what is written later does not change a job.
+        commands = "".join(shlex.join(run(cell)) + "\n" for cell in stage)
+        pick = f"$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'\n{commands}RUNS\n)"
         output = shlex.quote(str(folder / f"{name}-%A_%a.out"))
         script.write_text(
             f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"

@@ -78,10 +78,10 @@ def measure(
     if any(value <= 0 for value in values):
         raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
     check_seed("--seed-index", seed, args, run)
-    tried = list(values) or [getattr(args, over) * factor for factor in FACTORS.get(over, OTHER_FACTORS)]
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
     args = replace(records.with_rate_of(args, update, start.learning_rate), num_seeds=1, num_devices=1)
+    tried = list(values) or possible(args, over, say)
     changed = [with_value(args, over, value) for value in tried]
     args = replace(args, num_devices=most_devices([args, *changed]))
     settings = {getattr(changed, over): changed for changed in (with_value(args, over, value) for value in tried)}
@@ -100,6 +100,19 @@ def measure(
             gains = f"own gain {point.own:.2g}, fresh {point.fresh:.2g} ± {point.width:.2g}"
             say(f"{flag(over)} {point.value:g}: {gains}")
     return args, points
+
+
+def possible(args: Any, over: str, say: Callable[[str], None]) -> list[float]:
+    """The default values of a flag: multiples of the one that the policy has reached, but none that cannot be."""
+    found = []
+    for value in [getattr(args, over) * factor for factor in FACTORS.get(over, OTHER_FACTORS)]:
+        try:
+            with_value(args, over, value)
+        except UsageError as error:
+            say(f"left out: {error}")
+        else:
+            found.append(value)
+    return found
 
 
 def check_seed(name: str, seed: int, args: Any, run: str) -> None:
@@ -199,7 +212,8 @@ def resized(args: Any, num_envs: float) -> Any:
     num_envs = max(1, round(num_envs / each)) * each
     minibatches = num_envs * args.num_steps // args.minibatch_size
     fits = lambda c: num_envs * args.num_steps <= c * CHUNK and num_envs % (c * args.num_devices) == 0  # noqa: E731
-    chunks = next((c for c in arguments.divisors(minibatches) if fits(c)), 1)
+    split = args.adaptive_lr_kl is None  # which does not go together with chunks
+    chunks = next((c for c in arguments.divisors(minibatches) if split and fits(c)), 1)
     sizes = {"num_envs": num_envs, "num_minibatches": minibatches, "num_rollout_chunks": chunks}
     return replace(args, **sizes, total_timesteps=num_envs * args.num_steps)
 

@@ -3,18 +3,22 @@
 import json
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Bandit
+from test_grid import tasks
 
 import doctor
 import ppo
 import ppo_ewma
+import ppo_rnn
 import pqn
 import stochastic_opt
 from common import envs
+from common.run import checkpoints
 from common.run.arguments import UsageError, parse
 from common.run.run import main as run_main
 from experiments import diagnosis, doctor_cases, grid, how_many, levers
@@ -106,6 +110,8 @@ def test_causes(label, returns, noise, values):
 def test_a_gaussian_policy_may_have_a_negative_entropy():
     values = {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}
     assert diagnosis.diagnose(course(RISE, **values))[0] == "step"
+    flat = course(0 * X, losses__entropy=(-1.50, -1.51), outer__kl=1e-6)
+    assert diagnosis.diagnose(flat)[0] == "slow"
 
 
 def test_one_value_has_no_error():
@@ -296,6 +302,10 @@ def test_flags_that_follow_from_others_are_not_repeated(label):
         if text.startswith("python pqn.py"):
             args = parse(pqn.Args, "", shlex.split(text.partition("   #")[0])[2:])
             assert args.exploration_timesteps == args.total_timesteps // 10
+    saved = asdict(ppo_rnn.Args(num_steps=128, sequence_length=32))
+    for text in doctor.advice(label, "runs/x", "ppo_rnn", saved):
+        if text.startswith("python ppo_rnn.py"):
+            assert parse(ppo_rnn.Args, "", shlex.split(text.partition("   #")[0])[2:]).sequence_length == 32
     saved = {"search_batch": 1024, "num_envs": 2048}
     for text in doctor.advice(label, "runs/x", "sfl_kinetix", saved):
         assert "--search-batch" not in text
@@ -342,6 +352,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         ([short, "--how-many"], "it has no checkpoint"),
         ([short, "--how-many", "--intervene"], "give one of the two"),
         ([short, "--how-many", "--half", "1"], "between 0 and 1"),
+        ([short, "--how-many", "--out", "a.png"], "--out a.png: is the picture of the diagnosis, which --how-many"),
         ([short, "--budget", "100"], "--budget 100: has no effect without --intervene"),
         ([short, "--intervene", "--over", "com"], "--over com: has no effect without --how-many"),
         ([short, "--columns", "a=b"], "--columns a=b: is for a .csv file"),
@@ -440,6 +451,20 @@ def test_environments_on_the_host_are_refused(monkeypatch):
         how_many.find("runs/x")
 
 
+def test_values_that_nobody_asked_for_are_left_out_if_they_cannot_be(capsys):
+    """An update of 2,048 transitions: minibatches of a quarter and half of it, or all, but not of two or four times."""
+    args, said = ppo.Args(num_envs=64, num_steps=32, minibatch_size=2048), []
+    assert how_many.possible(args, "minibatch_size", said.append) == [512, 1024, 2048]
+    assert [line.split(":")[0] for line in said] == ["left out"] * 2 and "--minibatch-size 4096" in said[0]
+    assert how_many.possible(replace(args, learning_rate=0.25), "learning_rate", said.append)[0] == 0.0625
+
+
+def test_more_environments_are_not_split_where_the_rate_follows_the_kl():
+    args = ppo.Args(num_envs=2048, num_steps=128, minibatch_size=2048, num_devices=1)
+    assert how_many.with_value(args, "num_envs", 2**18).num_rollout_chunks > 1
+    assert how_many.with_value(replace(args, adaptive_lr_kl=0.01), "num_envs", 2**18).num_rollout_chunks == 1
+
+
 @pytest.mark.parametrize("over", ["clip_eps", "update_epochs", "learning_rate", "minibatch_size", "num_envs"])
 def test_one_flag_is_changed_and_the_rest_fits(over):
     args = ppo.Args(num_envs=64, num_steps=32, minibatch_size=512, num_devices=2)
@@ -501,6 +526,29 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     assert found["eps"].difference == pytest.approx(1, abs=0.3) and found["eps"].found == "lifts"
     assert found["lr"].found == "undecided" and np.isnan(found["lr"].returns[3])
     assert np.isnan(found["control"].width)
+
+
+def test_a_slurm_task_makes_one_branch_of_the_same_intervention(tmp_path, monkeypatch, capsys):
+    """Through the doctor, which locks a branch, removes what is left of one that was killed, and resumes."""
+    run = write_run(tmp_path / "run", course(RISE))
+    (run / "args.json").write_text(json.dumps({"script": "ppo", "args": asdict(ppo.Args(num_envs=64))}))
+    (run / "checkpoints/7").mkdir(parents=True)
+    monkeypatch.setattr(checkpoints, "checkpoint_updates", lambda folder: [7])
+    words = (run, "--intervene", "--levers", "eps", "lr", "--budget", 10**6, "--seeds", 2)
+    code, out, _ = call(capsys, *words, "--launch", "slurm")
+    assert code == 0 and out == f"job0=$(sbatch --parsable {run}/doctor/doctor-0.sbatch)\n"
+    lines = tasks((run / "doctor/doctor-0.sbatch").read_text())
+    made = []
+    monkeypatch.setattr(grid, "run_missing", lambda cells, *_: made.extend(cells) or [])
+    for line in lines:
+        python, script, *task = shlex.split(line)
+        assert (python, Path(script)) == (sys.executable, Path(doctor.__file__))
+        assert call(capsys, *task)[:2] == (0, "")  # it compares nothing
+        assert made[-1].name == task[-1] and f"{run}@7" in task
+    _, out, _ = call(capsys, *words, "--dry-run")
+    assert len(made) == 6 and [line.split()[-1] for line in out.splitlines()] == [cell.name for cell in made]
+    code, _, err = call(capsys, *words, "--only", "nonsense")
+    assert code == 2 and "--only nonsense: no branch of" in err
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 import tyro
 from conftest import read, write_run
+from test_grid import tasks
 
 import figures
 import ppo
@@ -732,7 +733,7 @@ def test_launch_none_draws_from_what_is_there(monkeypatch, tmp_path, in_root):
 def test_a_task_of_the_slurm_array_runs_one_run_of_the_same_figures(monkeypatch, tmp_path, in_root, capsys):
     call(monkeypatch, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
     cells = grid.with_sources([c for f in ("1a", "3a") for c in paper_a.FIGURES[f].cells(PRESETS["paper"]).values()])
-    lines = [line for n in (0, 1) for line in (tmp_path / f"paper/fig-1a-3a-{n}.commands").read_text().splitlines()]
+    lines = [line for n in (0, 1) for line in tasks((tmp_path / f"paper/fig-1a-3a-{n}.sbatch").read_text())]
     assert len(lines) == len(cells)
     for line, cell in zip(lines, cells, strict=True):
         words = shlex.split(line)

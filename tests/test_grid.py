@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,6 +304,11 @@ def slurm(*cells):
     return grid.write_slurm(cells, RUNS, "fig-1a", lambda cell: grid.command(cell, RUNS))
 
 
+def tasks(script):
+    """The commands of an array, from its script."""
+    return script.partition("<<'RUNS'\n")[2].partition("\nRUNS\n")[0].splitlines()
+
+
 def test_slurm_gets_one_array_for_each_depth():
     first, second = cell("first"), cell("second")
     after = [cell(name, first, lr=rate) for name, rate in (("x", 0.1), ("y", 0.2), ("z", 0.3))]
@@ -310,11 +316,10 @@ def test_slurm_gets_one_array_for_each_depth():
         "job0=$(sbatch --parsable runs/fig-1a-0.sbatch)",
         "job1=$(sbatch --parsable --dependency=afterany:$job0 runs/fig-1a-1.sbatch)",
     ]
-    assert {p.name for p in RUNS.iterdir()} == {f"fig-1a-{n}.{end}" for n in (0, 1) for end in ("commands", "sbatch")}
+    assert {p.name for p in RUNS.iterdir()} == {"fig-1a-0.sbatch", "fig-1a-1.sbatch"}
     for depth, cells in enumerate([[first, second], after]):
-        lines = Path(f"runs/fig-1a-{depth}.commands").read_text().splitlines()
-        assert [shlex.split(line) for line in lines] == [grid.command(c, RUNS) for c in cells]
         script = Path(f"runs/fig-1a-{depth}.sbatch").read_text()
+        assert [shlex.split(line) for line in tasks(script)] == [grid.command(c, RUNS) for c in cells]
         assert script.startswith("#!/bin/bash\n") and f"#SBATCH --array=1-{len(cells)}\n" in script
         assert re.search(r"^#SBATCH --output=runs/fig-1a-%A_%a.out$", script, re.M)
 
@@ -324,21 +329,24 @@ def test_slurm_gets_only_what_is_missing():
     run(first)
     broken_off("x", 5)
     assert slurm(cell("x", first), cell("y", first)) == ["job1=$(sbatch --parsable runs/fig-1a-1.sbatch)"]
-    lines = Path("runs/fig-1a-1.commands").read_text().splitlines()
+    lines = tasks(Path("runs/fig-1a-1.sbatch").read_text())
     assert lines[0] == "python fake.py --resume runs/x" and len(lines) == 2 and "--init-from runs/first@5" in lines[1]
     assert not Path("runs/fig-1a-0.sbatch").exists()
 
 
 def test_each_task_of_the_array_runs_its_own_command(monkeypatch, tmp_path):
-    """Also from another folder, and with a path that the shell would take apart."""
+    """Also from another folder, with a path that the shell would take apart, and if the array is written anew after
+    Slurm has taken its copy of the script."""
     monkeypatch.setattr(sys.modules[__name__], "RUNS", Path("runs of $(mine)"))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     slurm(cell("a", note="it's"), cell("b", note="two words"), cell("c"))
+    copy = shutil.copy("runs of $(mine)/fig-1a-0.sbatch", tmp_path / "slurm_script")
+    slurm(cell("c"))
     for task, name in (("2", "b"), ("1", "a")):
         env = {**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": task}
-        subprocess.run(["bash", "runs of $(mine)/fig-1a-0.sbatch"], env=env, check=True, cwd=tmp_path)
+        subprocess.run(["bash", copy], env=env, check=True, cwd=tmp_path)
         assert started()[-1] == name
     assert starts()[0][2:4] == ["--note", "two words"] and starts()[1][2:4] == ["--note", "it's"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["finished", "finished", "missing"]

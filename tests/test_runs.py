@@ -399,6 +399,7 @@ def test_a_signal_ends_an_evaluation_that_resume_makes(args, at, every, saved, l
         train(dataclasses.replace(args, run_name="x"), player=Player(signal_at=at))
     assert end.value.code == 128 + signal.SIGINT
     path = expected.with_name("x")
+    assert plots.finished(expected) and not plots.finished(path) and not plots.finished(path / "nowhere")
     assert checkpoint_updates(path / "checkpoints")[-1] == saved and plots.read_lines(path)[-1]["update"] == saved
     assert f"to go on: python {sys.argv[0]} --resume {path}" in capsys.readouterr().err
     resumed = Player()
@@ -589,27 +590,37 @@ def check_sharded_round_trip(folder):
     assert jax.tree.all(jax.tree.map(lambda x, y: x.sharding == y.sharding and x.dtype == y.dtype, state, restored))
 
 
-def test_xla_flags_are_for_a_gpu_that_jax_can_use(tmp_path, monkeypatch):
-    there = lambda: devices._has_one_gpu(tmp_path)  # noqa: E731
+def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
+    there = lambda: devices.number_of_gpus(tmp_path)  # noqa: E731
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
-    assert not there()
+    assert there() == 0
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert there()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert there() == 1
     (tmp_path / "dev/nvidia1").touch()
-    assert not there()
-    (tmp_path / "dev/nvidia1").unlink()
+    assert there() == 2
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert not there()
+    assert there() == 0
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
-    assert not there()
+    assert there() == 0
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_loops_become_cuda_graphs_on_one_gpu_only(args, monkeypatch, gpus):
+    monkeypatch.setattr(devices, "number_of_gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.delenv("XLA_FLAGS")
+    devices.start(args)
+    assert "graph" not in devices.os.environ["XLA_FLAGS"]
 
 
 @pytest.mark.parametrize("of_the_user", [None, "--xla_gpu_autotune_level=0"])
 def test_xla_flags_of_the_user_are_left_alone(args, monkeypatch, capsys, of_the_user):
-    monkeypatch.setattr(devices, "_has_one_gpu", lambda: True)
+    monkeypatch.setattr(devices, "number_of_gpus", lambda: 1)
     monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
     monkeypatch.setenv("XLA_FLAGS", of_the_user or "")
     if of_the_user is None:

@@ -30,7 +30,8 @@ def start(args: Any) -> None:
     """Open the compilation cache, make the CPU devices and, with --distributed, connect to the other processes. Call
     this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
-    if "XLA_FLAGS" not in os.environ and not getattr(args, "distributed", False) and _has_one_gpu():
+    if "XLA_FLAGS" not in os.environ and not getattr(args, "distributed", False) and number_of_gpus() == 1:
+        # With several GPUs loops contain messages between them, which CUDA graphs may not allow.
         os.environ["XLA_FLAGS"] = GRAPHS
         say(f"XLA_FLAGS={GRAPHS}, so that loops can become CUDA graphs; start with XLA_FLAGS= to leave it out")
     flags = os.environ.get("XLA_FLAGS", "")
@@ -42,12 +43,11 @@ def start(args: Any) -> None:
         _meet(args)
 
 
-def _has_one_gpu(root: Path = Path("/")) -> bool:
-    """Whether JAX is going to use exactly one NVIDIA GPU. With several, loops contain messages between them, which CUDA
-    graphs may not allow. JAX itself cannot be asked: it reads XLA_FLAGS when it looks for its devices."""
+def number_of_gpus(root: Path = Path("/")) -> int:
+    """How many NVIDIA GPUs JAX is going to use. It is not asked itself, because that would start it."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
-    return asked and len(list(root.glob("dev/nvidia[0-9]*"))) == 1 and any(map(importlib.util.find_spec, plugins))
+    return len(list(root.glob("dev/nvidia[0-9]*"))) if asked and any(map(importlib.util.find_spec, plugins)) else 0
 
 
 def _make_cpu_devices(count: int) -> None:

@@ -118,6 +118,15 @@ def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(count > 0, mean, np.nan), np.where(count > 1, width, np.nan)
 
 
+def finished(run: Path) -> bool:
+    """Whether the run has come to its end. One that a signal stopped has a summary as well."""
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return summary["updates"] == summary["num_updates"]
+
+
 def summarize(run: Path | str) -> dict[str, Any]:
     """The numbers to report for a run. final_... is the mean over the last 10 % of the lines (of a return or solve
     rate: of those in which an episode ended). With several seeds, `ci95` is the half width of the t-interval over
