@@ -141,8 +141,7 @@ class Args(RunArgs):
         super().__post_init__()
         if self.fresh_critic and self.init_from is None:
             raise UsageError("--fresh-critic: needs --init-from RUN as well")
-        if self.adaptive_lr_kl is not None and self.anneal_lr:
-            raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
+        arguments.check_adaptive_lr(self)
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 

@@ -151,8 +151,7 @@ class Args(RunArgs):
         super().__post_init__()
         if self.fresh_critic and self.init_from is None:
             raise UsageError("--fresh-critic: needs --init-from RUN as well")
-        if self.adaptive_lr_kl is not None and self.anneal_lr:
-            raise UsageError(f"--adaptive-lr-kl {self.adaptive_lr_kl}: sets the learning rate; leave out --anneal-lr")
+        arguments.check_adaptive_lr(self)
         parts = self.num_blocks * self.num_rollout_chunks
         if self.num_envs % parts:
             product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
@@ -547,7 +546,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         batches = [batch, *([relabel(args, network, behaviour, t, chunk.obs, follower)] if args.leader else [])]
         if args.norm_value:
             learner = learner._replace(value_stats=statistics.update_stats(learner.value_stats, batch.target))
-            units = partial(statistics.normalise, stats=behaviour.value_stats)
+            units = partial(statistics.normalise, stats=learner.value_stats)  # those of the next rollout's values
             batches = [x._replace(value=units(x.value), target=units(x.target)) for x in batches]
         rows = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
         learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate)

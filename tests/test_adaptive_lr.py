@@ -103,14 +103,14 @@ def test_epochs_that_were_stopped_do_not_change_it():
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_rnd", "ppo_rnn", "sapg"])
 def test_a_resumed_run_goes_on_at_its_learning_rate_bit_for_bit(tmp_path, name):
-    """As if it had been killed after update 2 of 4. With two chunks, which hand the rate on."""
+    """As if it had been killed after update 2 of 4."""
     blocks = ["--num-blocks", 2] if name == "sapg" else []
     flags = CARTPOLE.replace("--learning-rate 0.01", "--learning-rate 1e-5 --adaptive-lr-kl 1000").split() + blocks
-    flags += ["--num-rollout-chunks", 2, "--checkpoint-every", 2, "--keep-checkpoints", 0]
+    flags += ["--checkpoint-every", 2, "--keep-checkpoints", 0]
     straight = call(ALL[name], tmp_path, *flags, "--total-timesteps", 128, "--run-name", "straight")
     rate = {update: rates_at(straight, update) for update in (2, 4)}
-    for update in (2, 4):  # two chunks of two epochs each
-        np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (4 * update), rtol=1e-5)
+    for update in (2, 4):  # two epochs each
+        np.testing.assert_allclose(rate[update], 1e-5 * 1.5 ** (2 * update), rtol=1e-5)
     assert rate[4] == np.float32(plots.read_lines(straight.path)[-1]["charts/learning_rate"])
     killed = straight._replace(path=resumed(ALL[name], straight.path, tmp_path / "killed", after=2))
     assert rates_at(killed, 4) == rate[4]
@@ -125,3 +125,11 @@ def rates_at(outcome, update):
 def test_it_is_not_annealed_as_well():
     with pytest.raises(UsageError, match=r"--adaptive-lr-kl 0.016: .*leave out --anneal-lr"):
         ppo.Args(adaptive_lr_kl=0.016, anneal_lr=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_is_refused_in_chunks(name):
+    """Of 16 chunks of 4 epochs the rate would be adapted 64 times in an update, most often to what others had moved."""
+    said = r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$"
+    with pytest.raises(UsageError, match=said):
+        ALL[name].Args(adaptive_lr_kl=0.016, num_rollout_chunks=16)

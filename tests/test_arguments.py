@@ -255,7 +255,8 @@ def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs
 
 
 @pytest.mark.parametrize(
-    "num_envs, num_steps, size, count", [(64, 32, 256, 8), (4, 32, 32, 4), (3, 5, 5, 3), (12, 128, 256, 6)]
+    "num_envs, num_steps, size, count",
+    [(64, 32, 256, 8), (4, 32, 32, 4), (3, 5, 5, 3), (12, 128, 256, 6), (8, 4096, 4096, 8), (12, 2049, 2049, 12)],
 )
 def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, count):
     args = ppo_rnn.Args(num_envs=num_envs, num_steps=num_steps)

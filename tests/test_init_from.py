@@ -12,6 +12,7 @@ from test_ppo import differ, same
 
 import ppo
 import ppo_ewma
+import sapg
 from common.run import checkpoints, plots, run as runs
 from common.run.arguments import UsageError
 
@@ -216,6 +217,16 @@ def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(tmp_path
         patch.setattr(sys, "argv", ["script.py", *map(str, evaluation), "--runs-dir", str(tmp_path)])
         runs.main(script.train, script.Args)
     assert "eval/episodic_return" in (tmp_path / "evaluated" / "metrics.jsonl").read_text()
+
+
+def test_values_in_other_units_are_not_taken_over(tmp_path, capsys):
+    """With one block a network of sapg.py is one of ppo.py."""
+    flags = [*CARTPOLE.split(), *NEXT.split(), "--num-blocks", 1, "--norm-value", "--run-name", "a"]
+    call(sapg, tmp_path, *flags)
+    with pytest.raises(SystemExit) as end:
+        call(ppo, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--init-from", tmp_path / "a", stop=True)
+    assert end.value.code == 2
+    assert f"--init-from {tmp_path / 'a'}: was trained with --norm-value, in whose units" in capsys.readouterr().err
 
 
 def test_a_fresh_critic_needs_a_run_to_start_from():

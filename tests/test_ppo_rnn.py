@@ -448,6 +448,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         ({"sequence_length": 5}, "--sequence-length 5: does not divide --num-steps 12 and --minibatch-size 48; 4 or 6"),
         ({"sequence_length": 24}, "--sequence-length 24: does not divide --num-steps 12 and --minibatch-size 48; 12"),
         ({"minibatch_size": 8}, "--sequence-length 12: does not divide --num-steps 12 and --minibatch-size 8; 4 would"),
+        (
+            dict(sequence_length=24, num_envs=2048, num_steps=32, minibatch_size=None, total_timesteps=2**20),
+            "--sequence-length 24: does not divide --num-steps 32 and --minibatch-size 2048; 16 or 32 would",
+        ),
         ({"cell": "rnn"}, "--cell rnn: must be gru or lstm"),
         ({"cell_size": 0}, "--cell-size 0: must be an integer greater than 0"),
         (

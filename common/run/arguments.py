@@ -363,6 +363,20 @@ def nearest_divisors(value: int, total: int) -> str:
     return " or ".join(str(n) for n in sorted({lower, upper}))
 
 
+def check_adaptive_lr(args: Any) -> None:
+    """Refuse what --adaptive-lr-kl does not go together with."""
+    if args.adaptive_lr_kl is None:
+        return
+    given = f"--adaptive-lr-kl {args.adaptive_lr_kl}"
+    if args.anneal_lr:
+        raise UsageError(f"{given}: sets the learning rate; leave out --anneal-lr")
+    if args.num_rollout_chunks > 1:
+        raise UsageError(
+            f"{given} with --num-rollout-chunks {args.num_rollout_chunks}: the KL of a later chunk is mostly that of "
+            "the chunks before it, so its rate would run away; give one of the two"
+        )
+
+
 def _divides_transitions(name: str, size: int, transitions: int) -> None:
     if transitions % size:
         nearest = nearest_divisors(size, transitions)
@@ -392,13 +406,18 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
             f"--minibatch-size {size} * --num-minibatches {count} = {size * count}, but an update has {transitions} "
             "transitions (--num-envs * --num-steps); give one of the two"
         )
+    if transitions % whole:  # for which the caller has the better error
+        whole = 1
     if count is None:
         divide = (count for count in range(LEAST, 0, -1) if transitions // whole % count == 0)
         least = next(count for count in divide if transitions // count > 1 or count == 1)
         if size is None:
             size = min(default_size, transitions // least)
             if size % whole:  # the next smaller one of whole sequences
-                size = transitions // next(c for c in divisors(transitions // whole) if c * default_size >= transitions)
+                sequences = transitions // whole  # a minibatch of one, if these are longer than default_size
+                size = transitions // next(
+                    (c for c in divisors(sequences) if c * default_size >= transitions), sequences
+                )
         _divides_transitions("--minibatch-size", size, transitions)
         count = transitions // size
     _divides_transitions("--num-minibatches", count, transitions)
