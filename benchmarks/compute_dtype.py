@@ -39,7 +39,7 @@ def main(runs_dir: Path = Path("runs/compute_dtype")) -> None:
                 f"ppo.py --env-id {task} {flags} --num-seeds 5 --plasticity-every 0 --compute-dtype {compute_dtype} "
             )
             words = ["python", *f"{words} --runs-dir {runs_dir} --run-name {path.name}".split()]
-            if not (path / "summary.json").exists():
+            if not plots.finished(path):
                 print(shlex.join(words), flush=True)
                 subprocess.run(["rm", "-rf", str(path)], check=True)
                 subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -71,7 +71,7 @@ def main(tasks: tuple[str, ...] = tuple(TASKS), runs_dir: Path = Path("runs/flag
         for name in grid(task):
             words = command(task, name, runs_dir)
             path = runs_dir / words[-1]
-            if not (path / "summary.json").exists():
+            if not plots.finished(path):
                 if table:
                     continue
                 print(shlex.join(words), flush=True)

@@ -110,9 +110,10 @@ def main(
         out: The file to write (results/doctor.json for seeds 0 to 9, else none).
     """
     cells = {name: cell(name, first_seed) for name in CASES}
-    failed = [] if table else grid.run_missing(list(cells.values()), runs_dir, jobs, say)
+    if not table:
+        grid.made(list(cells.values()), runs_dir, jobs, say, dry_run=False)
     found = {name: judge(runs_dir / c.name) for name, c in cells.items() if grid.state(c, runs_dir) == "finished"}
-    print("\n".join([*failed, *summary(found)]))
+    print("\n".join(summary(found)))
     out = out or (Path("results/doctor.json") if first_seed == 0 and not table else None)
     if out is not None:
         rows = {

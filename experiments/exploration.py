@@ -51,8 +51,7 @@ def main(
         out: The file to write.
     """
     runs = {key: run for key, run in cells().items() if key[0] in steps}
-    if failed := grid.run_missing(list(runs.values()), runs_dir, jobs, say):
-        raise SystemExit("\n".join(failed))
+    grid.made(list(runs.values()), runs_dir, jobs, say, dry_run=False)
     data, found = Data(PRESET, runs_dir), {}
     span = PRESET.high - PRESET.low
     for (name, value, bonus), run in runs.items():

@@ -160,9 +160,10 @@ def main(runs: Positional[tuple[Path, ...]]) -> None:
 
 
 def group_labels(records: Sequence[dict]) -> list[str]:
-    """Labels each run with the flags in which the runs differ, apart from seeds and games."""
+    """Labels each run with the flags in which the runs differ, apart from seeds and games. Sticky actions belong to the
+    game (`scale` refuses others)."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
-    same = {*plots.BOOKKEEPING, "env_id", "num_seeds"}
+    same = {*plots.BOOKKEEPING, "env_id", "sticky_actions", "num_seeds"}
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in same]
     differing = [name for name in names if any(f.get(name) != flags[0].get(name) for f in flags)]
     return [", ".join(f"{name} = {f.get(name)}" for name in differing) for f in flags]

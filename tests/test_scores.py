@@ -357,6 +357,14 @@ def test_runs_that_differ_in_seed_are_seeds_of_one_row(made, rliable):
     assert row.startswith("  0.550 (95 % CI ") and row.endswith("), 2 games, 3 seeds")
 
 
+def test_games_whose_scales_have_other_sticky_actions_are_one_row(made, rliable, monkeypatch):
+    monkeypatch.setattr(scores, "STICKY", {"Large": 0.1})
+    made.add("Small", [1.5, 1.5])
+    made.add("Large", [0.0, 0.0], sticky_actions=0.1)
+    (row,) = made.table()
+    assert row.startswith("  0.500 ") and row.endswith(", 2 games, 2 seeds")
+
+
 def test_seeds_run_together_and_one_by_one_are_one_row(made, rliable):
     made.add("Small", [1.5, 1.5], num_seeds=2)
     for seed in (0, 1):

@@ -74,8 +74,8 @@ class Brax:
     num_levels = None
     can_draw = False  # without a display, brax can only write a page of HTML
 
-    def __init__(self, env: Any, name: str, episode_length: int):
-        self.env, self.name, self.episode_length = env, name, episode_length
+    def __init__(self, env: Any, name: str, episode_length: int, action_repeat: int = 1):
+        self.env, self.name, self.episode_length, self.action_repeat = env, name, episode_length, action_repeat
         self._like = jax.eval_shape(env.reset, jax.random.key(0))
         obs = self._observe(self._like)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
@@ -96,8 +96,14 @@ class Brax:
 
     def step(self, key: jax.Array, state: Timed, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""
-        inner = jax.tree.map(lambda x: x, state.inner)  # brax writes into the dicts of the state that it is given
-        inner, time = exactly(self.env.step(inner, action), self._like), state.time + 1
-        terminated = inner.done > 0
+
+        def once(inner: Any, _: None) -> tuple[Any, jax.Array]:
+            inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dicts of the state that it is given
+            inner = exactly(self.env.step(inner, action), self._like)
+            return inner, inner.reward
+
+        # As in brax's wrapper: an episode that ends between repetitions is played to the last of them.
+        inner, rewards = jax.lax.scan(once, state.inner, length=self.action_repeat)
+        time, terminated = state.time + self.action_repeat, inner.done > 0
         truncated = (time >= self.episode_length) & ~terminated
-        return Timed(inner, time), self._observe(inner), inner.reward, terminated, truncated, jnp.bool_(False)
+        return Timed(inner, time), self._observe(inner), rewards.sum(0), terminated, truncated, jnp.bool_(False)

@@ -53,4 +53,4 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
     except subprocess.CalledProcessError:
         others = f"the control suite, such as {PREFIX}CartpoleBalance, needs none"
         raise UsageError(f"--env-id {env_id}: its models could not be downloaded from {MODELS}; {others}") from None
-    return Brax(env, env_id, config.episode_length)
+    return Brax(env, env_id, config.episode_length, config.action_repeat)
