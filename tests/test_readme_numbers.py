@@ -304,8 +304,13 @@ def breakout():
     )
     (apart,) = [c for c in read("fig_2c")["checks"] if c["what"].endswith("--com 8 less 512")]
     yield f"one on Pendulum-v1 has {10 ** np.mean(apart['samples'][0]):.0f}"
-    estimate, low, _ = check("fig_3a", "final score, --com 8 then 512, less 512 kept")
-    assert estimate < -0.5 and low < 0  # far below, on Pendulum-v1
+    ends = {name: np.array(run["final"]) for name, run in read("fig_3a")["runs"].items()}
+    best, worst = (np.round(f(ends["(8.0, 512.0)"])) for f in (np.max, np.min))
+    yield minus(
+        f"ended anywhere between {best:.0f} and {worst:.0f}, where 512 throughout has {ends['512.0'].mean():.0f}"
+    )
+    _, low, high = check("fig_3a", "final score, --com 8 then 512, less 8 kept")
+    assert low < 0 < high  # not shown to help, on Pendulum-v1
     mean = {name: f"{np.mean(run['return']):.1f}" for name, run in read("exploration")["runs"].items()}
     bonus = lambda step: mean[f"{step}, bonus 0.05"]  # noqa: E731
     yield f"ends at {bonus('clip_eps 0.6')}, as high as 0.1 does ({bonus('clip_eps 0.1')})"
