@@ -77,6 +77,8 @@ class Args(LogArgs):
     def __post_init__(self):
         super().__post_init__()
         below(self, self.num_steps, "switch_step")
+        if "momentum" in self.named and self.optimizer != "momentum":
+            raise UsageError(f"--momentum {self.momentum}: has no effect without --optimizer momentum")
         if (self.switch_step is None) != (self.switch_learning_rate is None):
             given, missing = "step", "learning-rate"
             if self.switch_step is None:

@@ -74,7 +74,8 @@ def brax(name: str) -> tuple[Callable, Callable]:
     with brax_suite.quiet():
         from brax import envs
 
-        env = envs.create(name, episode_length=1000, backend="spring")
+        backend = "generalized" if name == "swimmer" else "spring"
+        env = envs.create(name, episode_length=1000, backend=backend)
     return env.reset, lambda key, now, action: env.step(now, action)
 
 
@@ -84,7 +85,7 @@ def own_loop(args: ppo.Args, env: Any) -> Callable[[], Any] | None:
     if suite == "envpool":
         return envpool(name, env.num_envs, args.num_steps)
     loops = {"": gymnax, "craftax": craftax, "xminigrid": xminigrid, "brax": brax}
-    if suite not in loops or ":" in name:
+    if suite not in loops or ":" in name or args.env_kwargs is not None:  # its loop would play another environment
         return None
     reset, step = (jax.vmap(function) for function in loops[suite](name))
     key, num = jax.random.key(0), env.num_envs

@@ -75,7 +75,8 @@ def main(given: Args) -> None:
 
         return jax.jit(jax.shard_map(score, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
 
-    stream = [programs.sample(keys, sfl_kinetix.CANDIDATES, i)[0] for i in range(given.candidates // given.batch)]
+    # A stream that no run has: its own candidates would be levels on which it may have been trained.
+    stream = [programs.sample(keys, sfl_kinetix.CANDIDATES - 1, i)[0] for i in range(given.candidates // given.batch)]
     levels, chosen, found = jnp.concatenate(stream), {}, {}
     for name, flags in ESTIMATORS.items():
         args = replace(base, **flags)

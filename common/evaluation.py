@@ -49,6 +49,7 @@ def go_on(env: envs.VectorEnv, act: Act, game: Game, until: int | jax.Array) -> 
         key, action_key, env_key = jax.random.split(game.key, 3)
         action, memory = _act(act, game.obs, action_key, game.memory)
         env_state, out = env.step(env_key, game.env_state, action)
+        memory = _after(memory, out)
         first = envs.where(game.first.done, game.first, out.episode)
         return Game(key, game.time + 1, env_state, out.obs, memory, first)
 
@@ -67,10 +68,15 @@ def _act(act: Act, obs: jax.Array, key: jax.Array, memory: Any) -> tuple[jax.Arr
     return (act(obs, key), None) if memory is None else act(obs, key, memory)
 
 
+def _after(memory: Any, out: envs.Step) -> Any:
+    """What is remembered after a step. It ends with what training takes for an episode, such as a life."""
+    return memory if memory is None else memory._replace(reset=out.terminated | out.truncated)
+
+
 class Player:
     """Scores and videos of a learner. policy(learner, obs [N, ...]) -> distribution over actions. With `memory`, a
     function from N to what a policy remembers before the first step, policy(learner, obs, memory) -> distribution,
-    memory.
+    memory. A memory has a field `reset` [N]: whether an episode begins at the observation.
 
     Plays on one device, because all devices would play the same episodes.
     """
@@ -172,7 +178,7 @@ def _record(
         key, action_key, env_key = jax.random.split(key, 3)
         action, memory = _act(act, obs, action_key, memory)
         env_state, out = env.step(env_key, env_state, action)
-        return env_state, out.obs, key, memory, out.episode.done
+        return env_state, out.obs, key, _after(memory, out), out.episode.done
 
     (env_state, obs), running = started, np.ones(env.num_envs, bool)
     states: list[list[Any]] = [[] for _ in running]

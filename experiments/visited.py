@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from common import bits, metrics
+from common import bits, envs, metrics
 from common.run.arguments import UsageError, read_record, typed
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from experiments.data import Data
@@ -127,6 +128,7 @@ class Policies:
         saved = typed(script.Args, read_record(self.path, "run")["args"], self.where)
         args, _, _, init, self._step, self.measure, keys = script.build(script.Args(**(saved | frozen)))
         self._like = init(keys)
+        self._on_host = envs.on_host(args.env_id)
         self.axis = int(args.num_seeds > 1)  # of the transitions
         self.updates = checkpoint_updates(self.path / "checkpoints")
         if not self.updates:
@@ -134,8 +136,11 @@ class Policies:
 
     def play(self, update: int) -> tuple[Any, Any]:
         """Continues the run from a checkpoint at a learning rate of almost nothing. -> state, and as `sample.batch`
-        MEASURED random ones of the next transitions, [(seeds,) MEASURED, ...] of all chunks and devices."""
+        MEASURED random ones of the next transitions, [(seeds,) MEASURED, ...] of all chunks and devices. Games on the
+        host cannot be restored: there they begin anew, and a later policy goes on with those of the one before."""
         state, _ = restore_newest(self.path, [update], self._like, self.where, partial=False)
+        if self._on_host:
+            state = state._replace(environments=jax.tree.map(jnp.copy, self._like.environments))
         samples, count, axis = [], 0, self.axis
         while count < MEASURED:
             state, _, sample = self._step(state)
@@ -144,6 +149,8 @@ class Policies:
             )
             samples.append(rows)
             count += rows.target.shape[axis]
+        if self._on_host:
+            self._like = self._like._replace(environments=jax.tree.map(jnp.copy, state.environments))
         order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
         return state, sample._replace(
             batch=jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)

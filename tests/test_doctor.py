@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 from conftest import Bandit
 from test_grid import tasks
 
@@ -92,7 +93,21 @@ def test_a_loss_that_is_not_finite_means_diverged():
     "label, returns, noise, values",
     [
         ("climbing", 10 * X, 0.3, {}),
+        # A sure rise is one, whatever its updates look like; one that noise might have made is not.
+        ("climbing", 10 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
+        ("step", RISE + 0.6 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
         ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
+        # On either side of each threshold.
+        ("step", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.013}),
+        ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.008}),
+        ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.008}),
+        ("unknown", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.013}),
+        ("settled", RISE, 0.3, {"outer__own_gain": 0.0035, "outer__fresh_gain": 0.0}),
+        ("no gain", RISE, 0.3, {"outer__own_gain": 0.0045, "outer__fresh_gain": 0.0}),
+        ("critic", RISE, 0.3, {"losses__explained_variance": 0.15}),
+        ("unknown", RISE, 0.3, {"losses__explained_variance": 0.25}),
+        ("network", RISE, 0.3, {"plasticity__dormant_neurons": 0.55}),
+        ("unknown", RISE, 0.3, {"plasticity__dormant_neurons": 0.45}),
         ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
         ("settled", RISE, 0.01, {"outer__own_gain": 0.001, "outer__fresh_gain": 0.0}),
         ("exploration", np.full(LINES, -200.0), 0.0, {}),
@@ -526,6 +541,25 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     assert found["eps"].difference == pytest.approx(1, abs=0.3) and found["eps"].found == "lifts"
     assert found["lr"].found == "undecided" and np.isnan(found["lr"].returns[3])
     assert np.isnan(found["control"].width)
+
+
+def test_the_intervals_of_all_levers_hold_together():
+    """Student's paired intervals at 1 - 0.05 / 8, by SciPy; where no lever does anything, about one comparison of
+    twenty finds something, not one of three."""
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(400):
+        per_seed = {name: rng.normal(size=5) for name in ("control", *"abcdefgh")}
+        found = {name: levers.paired(values, per_seed, name) for name, values in per_seed.items()}
+        wrong += any(abs(difference) > width for difference, width in found.values())
+    assert wrong < 0.09 * 400
+    expected = scipy.stats.ttest_rel(per_seed["a"], per_seed["control"]).confidence_interval(1 - 0.05 / 8)
+    np.testing.assert_allclose([found["a"][0] - found["a"][1], found["a"][0] + found["a"][1]], expected)
+
+
+def test_the_error_of_single_updates_is_a_95_percent_interval():
+    point = how_many.Point(64.0, 64, 64 * 32, 4, 0.1, 0.02, 0.005, 0.01, 1.0)
+    low, high = scipy.stats.t.interval(0.95, 3, loc=0.02, scale=0.005)
+    np.testing.assert_allclose([point.fresh - point.width, point.fresh + point.width], [low, high])
 
 
 def test_a_slurm_task_makes_one_branch_of_the_same_intervention(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Counter, Noise, Toy, on_devices
+from conftest import Bandit, Counter, Noise, Toy, on_devices
 from jax.sharding import PartitionSpec as P
 from scipy.stats import binomtest, chisquare, kstest
 
@@ -307,6 +307,18 @@ def test_evaluation_counts_first_episodes_only():
     metrics = scores(Counter((1, 30), 99), 1000)
     assert abs(metrics["eval/episodic_length"] - 15.5) < 5 * 14.5 / 1000**0.5
     np.testing.assert_allclose(metrics["eval/solve_rate"], (metrics["eval/episodic_return"] - 1) / 29, rtol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic, expected", [(False, 0.02 + 0.15 + 0.5), (True, 1.0)])
+def test_an_evaluation_samples_its_actions_unless_it_is_told_not_to(deterministic, expected):
+    """Rewards of 0.1, 0.5 and 1 with probabilities of 0.2, 0.3 and 0.5."""
+    args = SimpleNamespace(
+        capture_video=False, num_seeds=1, seed=0, eval_deterministic=deterministic, num_eval_episodes=4000
+    )
+    logits = jnp.log(jnp.array([0.2, 0.3, 0.5]))
+    policy = lambda learner, obs: Categorical(learner + jnp.zeros((len(obs), 3)), (3,))  # noqa: E731
+    mean = evaluation.Player(args, Bandit(), policy).scores(logits, 1)["eval/episodic_return"]
+    assert abs(mean - expected) < (1e-5 if deterministic else 5 * 0.37 / 4000**0.5)
 
 
 def test_each_of_several_seeds_plays_its_own_episodes_those_that_it_plays_alone():

@@ -5,6 +5,7 @@ observations, and of environments whose every observation says where it belongs.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from test_ppo import differ, leaves_close, same
 import ppo_rnn
 from common import envs, evaluation
 from common.actions import Categorical, Discrete
+from common.run import plots
 from common.run.arguments import UsageError
 
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
@@ -392,16 +394,21 @@ class Recall(Toy):
         return (time, bit), self.observe(time, bit), reward, time == 3, jnp.bool_(False), jnp.bool_(False)
 
 
+class Seen(NamedTuple):
+    bit: jax.Array
+    reset: jax.Array
+
+
 class Player(evaluation.Player):
-    """Of Recall, by a policy that remembers the first number that it sees."""
+    """Of Recall, by a policy that remembers the first number of an episode."""
 
     def __init__(self, num_seeds):
         self.args = ppo_rnn.Args(num_eval_episodes=64, eval_deterministic=True, num_seeds=num_seeds)
-        super().__init__(self.args, Recall(), self.policy, lambda num: jnp.zeros(num))
+        super().__init__(self.args, Recall(), self.policy, lambda num: Seen(jnp.full(num, 9.0), jnp.ones(num, bool)))
 
     def policy(self, learner, obs, seen):
-        seen = jnp.where(seen == 0, obs[:, 0], seen) * learner
-        return Categorical(jnp.stack([-seen, seen], -1), (2,)), seen
+        bit = jnp.where(seen.reset, obs[:, 0], seen.bit) * learner
+        return Categorical(jnp.stack([-bit, bit], -1), (2,)), seen._replace(bit=bit)
 
 
 def test_an_evaluation_carries_what_the_policy_remembers():
@@ -411,16 +418,18 @@ def test_an_evaluation_carries_what_the_policy_remembers():
     assert scores[1] == 1 and abs(scores[0]) < 0.5
 
 
-def test_learns_what_only_a_memory_can_know():
+def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
+    """In training and, with the policy that the script hands to it, in the evaluation."""
     args = having(
         num_envs=32, num_steps=16, sequence_length=8, minibatch_size=128, shared_encoder=True,
         total_timesteps=512 * 60, gamma=0.9, hidden_sizes=(8,), cell_size=8, ent_coef=0.0, anneal_lr=True,
+        num_eval_episodes=128, eval_deterministic=True, plasticity_every=0, runs_dir=str(tmp_path),
     )  # fmt: skip
-    training = Training(Recall(), args)
-    state = training.init(training.keys)
-    for _ in range(60):
-        state, metrics, _ = training.step(state)
-    assert metrics["charts/episodic_return"] > 0.95
+    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Recall(), num_envs))
+    lines = plots.read_lines(ppo_rnn.train(args))
+    keys = "charts/episodic_return", "eval/episodic_return"
+    returns, evaluated = ([line[key] for line in lines if key in line] for key in keys)
+    assert returns[-1] > 0.95 and evaluated == [1]
 
 
 # Runs

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import ppo
 import ppo_ewma
 import sfl_kinetix
-from common import envs
+from common import bits, envs
 from common.run import arguments, folder, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
@@ -264,6 +264,70 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
         assert np.isnan(metrics["charts/buffer_solve_rate"]) or share > 0
     numbers = np.asarray(jax.vmap(Coins().unpack)(fresh.reshape(-1, 16)).number)
     assert sorted(all_seen) == (sorted(numbers) if num_fresh else [])
+
+
+@pytest.mark.parametrize("com", [None, 4.0])
+def test_the_inner_loop_is_that_of_ppo(com):
+    """And with --com that of ppo_ewma.py: the same steps from the same parameters on the same batch, by the same key."""
+    size, theirs, network = 64, ppo if com is None else ppo_ewma, NET
+    flags = dict(
+        num_envs=16, num_steps=4, minibatch_size=16, update_epochs=3, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5,
+        clip_vloss=True, max_grad_norm=0.5, num_devices=1, total_timesteps=64,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    number, noise = jnp.asarray(rng.uniform(0, 1e7, (size, 1)), jnp.float32), rng.normal(size=(3, size))
+    obs = {"number": number, "late": jnp.zeros((size, 1), bool)}
+    action, nothing = jnp.asarray(rng.integers(0, 2, (size, 1))), jnp.zeros(())
+    dist, value = network.apply(PARAMS, obs)
+    advantage, shift, error = map(jnp.float32, noise)
+    batch = sfl_kinetix.Batch(obs, action, dist.log_prob(action) + 0.1 * shift, value, advantage, value + error)
+
+    def run(script, learner, **flags_of_its_own):
+        args = script.Args(**flags, **flags_of_its_own)
+        step = lambda learner: script.optimise(args, network, learner, batch, jax.random.key(3), 0.01)  # noqa: E731
+        return on_devices(step)(learner)[0]
+
+    opt_state, extra = sfl_kinetix.ADAM.init(PARAMS), {} if com is None else {"com": com}
+    proximal = None if com is None else sfl_kinetix.Proximal(PARAMS, jnp.ones(()))
+    mine = run(sfl_kinetix, Learner(PARAMS, opt_state, proximal), num_candidates=32, buffer_size=8, **extra)
+    averaged = [] if com is None else [ppo_ewma.Proximal(PARAMS, jnp.ones(()))]
+    peer = run(theirs, theirs.Learner(PARAMS, opt_state, *averaged, nothing, nothing), **extra)
+    moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), mine.params, PARAMS)
+    assert max(jax.tree.leaves(moved)) > 1e-2
+    compared = (
+        (mine.params, peer.params) if com is None else ((mine.params, mine.proximal), (peer.params, peer.proximal))
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), *compared)
+
+
+def test_an_update_learns_what_it_says_at_the_rate_that_it_says(toy):
+    """With a discount of 0 targets are rewards, 0 or 1. KL and gains in NumPy. The learning rate falls to 0."""
+    flags = dict(gamma=0.0, gae_lambda=0.9, anneal_lr=True, learning_rate=0.1, num_envs=32, buffer_share=0.0)
+    toy = replace(toy, search_batch=None, num_minibatches=None, total_timesteps=32 * 8 * 4, **flags)
+    _, _, network, programs, keys = sfl_kinetix.build(toy)
+    state, fresh, rows, params = programs.init(keys), programs.sample(keys, sfl_kinetix.FRESH, 0), [], []
+    for _ in range(4):
+        params.append(jax.tree.map(np.asarray, state.learner.params))
+        state, metrics, sample = programs.update(state, fresh)
+        rows.append(jax.device_get(metrics))
+    np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], [0.1, 0.075, 0.05, 0.025], rtol=1e-6)
+    batch = jax.tree.map(lambda x: np.asarray(x)[0], sample)
+    assert set(batch.target.round(5)) == {0, 1} and np.isnan(rows[0]["outer/fresh_gain"])
+    obs, action = jax.device_get(bits.unpack(batch.obs)), batch.action[:, 0]
+
+    def policy(params):
+        logits = np.asarray(network.apply(params, obs)[0].logits, np.float64)
+        return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    earlier, before, after = map(policy, (*params[2:], state.learner.params))
+    taken = lambda p: p[np.arange(len(action)), action]  # noqa: E731
+    advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std()
+    own, lost = (((taken(p) / taken(before) - 1) * advantage).mean() for p in (after, earlier))
+    kl = (before * np.log(before / after)).sum(-1).mean()
+    assert min(kl, abs(own), abs(lost)) > 1e-6
+    np.testing.assert_allclose(rows[3]["outer/kl"], kl, rtol=1e-2)
+    np.testing.assert_allclose(rows[3]["outer/ddr"], 256 / kl, rtol=1e-2)
+    np.testing.assert_allclose([rows[3]["outer/own_gain"], rows[3]["outer/fresh_gain"]], [own, -lost], rtol=1e-2)
 
 
 def test_solve_rates_are_told_apart_by_where_a_level_is_from(toy):

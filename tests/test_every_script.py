@@ -1,0 +1,169 @@
+"""What each script does with flags that all of them have, on toys whose answers are known. What the scripts share is
+shared by copying: a line that is right in ppo.py may be wrong in another one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Bandit, Noise, Toy
+
+import ppo
+import ppo_ewma
+import ppo_rnd
+import ppo_rnn
+import pqn
+import sapg
+from common import envs
+from common.actions import Discrete
+
+SCRIPTS = {
+    "ppo": (ppo, {}),
+    "ppo_ewma": (ppo_ewma, {"com": 8.0}),
+    "ppo_rnn": (ppo_rnn, {"sequence_length": 3}),
+    "ppo_rnd": (ppo_rnd, {"obs_warmup_steps": 3}),  # random steps that all environments take first
+    "sapg": (sapg, {"num_blocks": 1}),
+    "pqn": (pqn, {}),
+}
+FLAGS = dict(num_envs=8, num_steps=6, num_minibatches=4, hidden_sizes=(8,), num_devices=1, num_eval_episodes=0)
+every_script = pytest.mark.parametrize("name", SCRIPTS)
+
+
+class Clock(Toy):
+    """Tells the time and the last executed action, and pays 7 a step. It ends after `end` steps, or never."""
+
+    obs_shape = (2,)
+    action_space = Discrete((5,))
+
+    def __init__(self, end=None):
+        self.end = end
+
+    def reset(self, key):
+        return jnp.zeros(2), jnp.zeros(2)
+
+    def step(self, key, state, action):
+        state = jnp.stack([state[0] + 1, action[0].astype(jnp.float32)])
+        terminated = jnp.bool_(False) if self.end is None else state[0] >= self.end
+        return state, state, jnp.float32(7), terminated, jnp.bool_(False), jnp.bool_(False)
+
+
+def built(name, toy, **flags):
+    """-> the script, its arguments, environment, init and step."""
+    script, own = SCRIPTS[name]
+    flags = FLAGS | own | flags
+    args = script.Args(**{"total_timesteps": 4 * flags["num_envs"] * flags["num_steps"]} | flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "make_suite", lambda *_: toy)
+        args, env, _, init, step, _, keys = script.build(args)
+    return script, args, env, jax.jit(init)(keys), jax.jit(step)
+
+
+def targets_of(name, sample):
+    """Those of the rewards: ppo_rnd.py has others, of what is new."""
+    return np.asarray(sample.batch.target)[..., 0] if name == "ppo_rnd" else np.asarray(sample.batch.target)
+
+
+@every_script
+def test_flags_of_the_environment_reach_it_and_minibatches_are_as_many_as_asked_for(name):
+    """A discount of 0, so that a target is the reward as it is learned from. Two chunks share the minibatches."""
+    kind = "q_lambda" if name == "pqn" else "gae_lambda"
+    flags = dict(time_limit=3, frame_stack=2, reward_clip=0.5, sticky_actions=1.0, gamma=0.0, num_rollout_chunks=2)
+    _, _, env, state, step = built(name, Clock(), **flags, **{kind: 0.0}, update_epochs=3)
+    state, metrics, sample = step(state)
+    assert metrics["charts/episodic_length"] == 3 and metrics["charts/episodic_return"] == 21
+    np.testing.assert_allclose(targets_of(name, sample), 0.5, atol=1e-5)
+    assert env.obs_shape == (4,)
+    earlier, later = np.split(np.asarray(sample.batch.obs).reshape(-1, 4), 2, axis=1)
+    both = later[:, 0] == 2  # two actions were executed: the first one, and again the first one
+    assert both.sum() >= 8 and len(set(later[both, 1])) > 1
+    np.testing.assert_array_equal(earlier[both, 1], later[both, 1])
+    (count,) = {int(x) for x in jax.tree.leaves(state.learner.opt_state) if x.dtype == jnp.int32 and x.ndim == 0}
+    assert count == 3 * 4
+
+
+@every_script
+def test_resets_are_staggered(name):
+    _, _, _, state, _ = built(name, Clock(), stagger_resets=3)
+    begun = np.array([0, 0, 1, 1, 2, 2, 3, 3]) + (3 if name == "ppo_rnd" else 0)
+    assert sorted(np.asarray(state.environments.state.inner)[0, :, 0].tolist()) == begun.tolist()
+
+
+@every_script
+def test_targets_are_discounted_returns_in_units_of_the_returns_and_minibatches_are_shuffled(monkeypatch, name):
+    """Episodes of three steps, returns to their end (lambda 1) at a discount of 1/2: 7/4, 3/2 and 1 of a reward, over
+    the standard deviation of the discounted sums so far of it: 1, 3/2 and 7/4."""
+    flags = dict(gamma=0.5, norm_reward=True, **{"q_lambda" if name == "pqn" else "gae_lambda": 1.0})
+    script, _, _, state, step = built(name, Clock(end=3), **flags)
+    after, _, sample = step(state)
+    time = np.asarray(sample.batch.obs)[..., 0].astype(int)
+    expected = np.array([7 / 4, 3 / 2, 1]) / np.std([1, 3 / 2, 7 / 4])
+    assert set(time.ravel()) == {0, 1, 2}
+    np.testing.assert_allclose(targets_of(name, sample), expected[time], rtol=1e-3)
+    monkeypatch.setattr(script, "random_permutation", lambda key, size: lambda positions: positions)
+    _, _, _, state, in_order = built(name, Clock(end=3), **flags)
+    leaves = [
+        np.concatenate([x.ravel() for x in jax.tree.leaves(s.learner.params)]) for s in (after, in_order(state)[0])
+    ]
+    assert np.abs(leaves[0] - leaves[1]).max() > 1e-6
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+@every_script
+def test_the_learning_rate_falls_by_the_update(monkeypatch, name, anneal):
+    """Plain gradient descent in Adam's place, and gradients cut to norm 1e-3: each update's way is rate * 1e-3. (In
+    ppo_rnd.py a part of it is the predictor's, whose way is not counted.)"""
+    script = SCRIPTS[name][0]
+    monkeypatch.setattr(script, "RADAM" if name == "pqn" else "ADAM", optax.identity())
+    flags = dict(num_minibatches=1, update_epochs=1, learning_rate=0.1, max_grad_norm=1e-3, anneal_lr=anneal)
+    _, _, _, state, step = built(name, Bandit(), **flags)
+    rows = []
+    for _ in range(4):
+        state, metrics, _ = step(state)
+        rows.append(jax.device_get(metrics))
+    expected = [0.1, 0.075, 0.05, 0.025] if anneal else [0.1] * 4
+    np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], expected, rtol=1e-6)
+    assert min(row["outer/grad_norm"] for row in rows) > 1e-3
+    way = np.array([row["outer/update_norm"] for row in rows])
+    np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=0.3 if name == "ppo_rnd" else 2e-3)
+
+
+class Drifting(Noise):
+    """Observations whose mean and deviation grow with time, so that statistics of one update are not the next one's."""
+
+    def step(self, key, time, action):
+        time, obs, *rest = super().step(key, time, action)
+        return time, obs * (1 + time / 4), *rest
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "pqn"])
+def test_an_update_moves_as_far_and_gains_as_much_as_it_says(name):
+    """KL and gains in NumPy, from the parameters before the update before, before and after, on what the behaviour
+    policy saw. The third update is the first whose observations have statistics of two updates."""
+    script = SCRIPTS[name][0]
+    flags = dict(num_envs=16, norm_obs=True, learning_rate=3e-2, ent_coef=0.0)
+    _, args, _, state, step = built(name, Drifting(Discrete((3,))), **flags)
+    network = script.ActorCritic(args, Discrete((3,)))
+    learners = [state.learner]
+    for _ in range(3):
+        state, metrics, sample = step(state)
+        learners.append(state.learner)
+    batch = jax.tree.map(lambda x: x[0], sample.batch)
+    mean, var, _ = learners[2].obs_stats
+    seen = jnp.clip((batch.obs - mean) / np.sqrt(np.asarray(var) + 1e-8), -10, 10)
+    inputs = {"ppo_rnn": lambda: (batch.cells,), "sapg": lambda: (jnp.zeros(len(seen), int),)}.get(name, tuple)()
+    action = np.asarray(batch.action)[:, 0]
+
+    def policy(learner):
+        logits = np.asarray(network.apply(learner.params, seen, *inputs)[0].logits, np.float64)
+        return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    earlier, before, after = (policy(learner) for learner in learners[1:])
+    taken = lambda p: p[np.arange(len(action)), action]  # noqa: E731
+    advantage = np.asarray(batch.advantage, np.float64)
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    own, lost = (((taken(p) / taken(before) - 1) * advantage).mean() for p in (after, earlier))
+    kl = (before * np.log(before / after)).sum(-1).mean()
+    assert min(kl, abs(own), abs(lost)) > 1e-4 and abs((after * np.log(after / before)).sum(-1).mean() / kl - 1) > 0.01
+    np.testing.assert_allclose(metrics["outer/kl"], kl, rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/ddr"], 16 * 6 / kl, rtol=1e-3)
+    np.testing.assert_allclose([metrics["outer/own_gain"], metrics["outer/fresh_gain"]], [own, -lost], rtol=2e-3)
