@@ -268,7 +268,7 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
 
 @pytest.mark.parametrize("com", [None, 4.0])
 def test_the_inner_loop_is_that_of_ppo(com):
-    """And with --com that of ppo_ewma.py: the same steps from the same parameters on the same batch, by the same key."""
+    """And with --com that of ppo_ewma.py: the same steps from the same parameters, batch and key."""
     size, theirs, network = 64, ppo if com is None else ppo_ewma, NET
     flags = dict(
         num_envs=16, num_steps=4, minibatch_size=16, update_epochs=3, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5,
@@ -294,9 +294,7 @@ def test_the_inner_loop_is_that_of_ppo(com):
     peer = run(theirs, theirs.Learner(PARAMS, opt_state, *averaged, nothing, nothing), **extra)
     moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), mine.params, PARAMS)
     assert max(jax.tree.leaves(moved)) > 1e-2
-    compared = (
-        (mine.params, peer.params) if com is None else ((mine.params, mine.proximal), (peer.params, peer.proximal))
-    )
+    compared = [(x.params, *(() if com is None else x.proximal)) for x in (mine, peer)]
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), *compared)
 
 
