@@ -19,6 +19,8 @@ import pqn
 from common import envs, evaluation
 from common.run import arguments, devices, run as runs
 from common.run.arguments import UsageError
+from experiments import visited
+from experiments.grid import Cell
 
 pytest.importorskip("gymnasium")
 ROOT = Path(__file__).parents[1]
@@ -183,6 +185,22 @@ def test_each_chunk_has_its_own_environments(tmp_path):
     logs = [one.log for pool in (0, 1) for one in inner(env, pool)]
     times = [(episode, time) for episode, time, _ in logs[0]]
     assert len(times) == 16 and all([log[:2] for log in one] == times for one in logs)
+
+
+def test_what_is_visited_is_what_the_environments_showed(monkeypatch, tmp_path):
+    """Games cannot be restored. Those of the first policy begin anew, and those of the next one go on from there."""
+    monkeypatch.setattr(visited, "MEASURED", 2 * 48)
+    args = ppo.Args(
+        **SMALL, env_id=COUNTING, total_timesteps=4 * 48, checkpoint_every=2, keep_checkpoints=0, runs_dir=str(tmp_path)
+    )
+    path = ppo.train(args)
+    policies = visited.Policies(tmp_path, Cell("ppo", path.name, (), 4))
+    schedule = [(e, t) for e in range(20) for t in range(min((3, 5, 2, 4)[e % 4], 4))]
+    for i, update in enumerate((2, 4)):
+        _, sample = policies.play(update)
+        rows = [tuple(map(int, row)) for row in np.asarray(sample.batch.obs).reshape(-1, 3)]
+        for number in {row[0] for row in rows}:
+            assert sorted(row[1:] for row in rows if row[0] == number) == schedule[16 * i : 16 * (i + 1)]
 
 
 def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_path, capsys):
