@@ -418,6 +418,31 @@ def test_an_evaluation_carries_what_the_policy_remembers():
     assert scores[1] == 1 and abs(scores[0]) < 0.5
 
 
+class TwoLives:
+    """A game of two lives of two steps, as Atari's with episodic_life: training takes a life for an episode."""
+
+    num_envs = 1
+
+    def step(self, key, state, action):
+        time, total = state[0] + 1, state[1] + action[:, 0]
+        lost, over, no = (time % 2 == 0)[None], (time == 4)[None], jnp.zeros(1, bool)
+        episode = envs.Episode(over, jnp.int32([4]), total, no)
+        return (time, total), envs.Step(jnp.zeros((1, 1)), total, lost, no, jnp.zeros((1, 1)), episode)
+
+
+def test_a_memory_ends_with_a_life_in_an_evaluation_as_in_training():
+    """The action is for how many steps the policy remembers: 0, 1, 0, 1."""
+
+    def act(obs, key, memory):
+        count = jnp.where(memory.reset, 0.0, memory.bit + 1)
+        return count[:, None], memory._replace(bit=count)
+
+    nothing = envs.Episode(*(jnp.zeros(1, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+    memory, start = Seen(jnp.zeros(1), jnp.ones(1, bool)), (jnp.int32(0), jnp.zeros(1))
+    game = evaluation.Game(jax.random.key(0), jnp.int32(0), start, jnp.zeros((1, 1)), memory, nothing)
+    assert evaluation.go_on(TwoLives(), act, game, 10).first.total_reward == 2
+
+
 def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
     """In training and, with the policy that the script hands to it, in the evaluation."""
     args = having(
