@@ -112,7 +112,7 @@ class Args(RunArgs):
     """Reduce the learning rate linearly, update by update, to 0."""
     adaptive_lr_kl: Positive[float] | None = None
     """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
-    multiply it by 1.5 if it was below half of this."""
+    multiply it by 1.5 if it was below half of this. Not with --num-rollout-chunks."""
     max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True

@@ -77,7 +77,7 @@ class Args(LevelArgs):
     buffer_every: Positive[int] = 128
     """Updates between two searches."""
     buffer_share: Fraction = 0.5
-    """Rho: share of environments on levels of the buffer. 0: all levels are fresh; without a search, its flags idle."""
+    """Rho: share of environments on levels of the buffer. 0: all are fresh, none are searched for."""
     learnability_estimator: Literal["window", "episodes"] = "window"
     """window: p (1 - p) from the episodes that end within --learnability-steps, as in the papers; biased low if these
     are few. episodes: from --learnability-episodes on each level, corrected for their number, unbiased."""

@@ -227,6 +227,8 @@ def test_values_in_other_units_are_not_taken_over(tmp_path, capsys):
         call(ppo, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--init-from", tmp_path / "a", stop=True)
     assert end.value.code == 2
     assert f"--init-from {tmp_path / 'a'}: was trained with --norm-value, in whose units" in capsys.readouterr().err
+    words = [*CARTPOLE.split(), *NEXT.split(), "--init-from", tmp_path / "a", "--fresh-critic"]
+    assert call(ppo, tmp_path, *words, "--run-name", "b", stop=True).path == tmp_path / "b"
 
 
 def test_a_fresh_critic_needs_a_run_to_start_from():

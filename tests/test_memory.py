@@ -116,3 +116,6 @@ def test_the_chunks_that_would_fit_have_a_part_of_every_block(monkeypatch, block
     args = SimpleNamespace(**vars(args), num_blocks=blocks)
     with pytest.raises(UsageError, match=f"--num-rollout-chunks {chunks} would fit"):
         memory.fit(args, SimpleNamespace(num_envs=6144), lambda chunks: {"rollout": 30 // chunks}, "")
+    args.adaptive_lr_kl = 0.016  # not in chunks
+    with pytest.raises(UsageError, match="available; fewer of either"):
+        memory.fit(args, SimpleNamespace(num_envs=6144), lambda chunks: {"rollout": 30 // chunks}, "")

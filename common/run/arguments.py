@@ -372,8 +372,8 @@ def check_adaptive_lr(args: Any) -> None:
         raise UsageError(f"{given}: sets the learning rate; leave out --anneal-lr")
     if args.num_rollout_chunks > 1:
         raise UsageError(
-            f"{given} with --num-rollout-chunks {args.num_rollout_chunks}: the KL of a later chunk is mostly that of "
-            "the chunks before it, so its rate would run away; give one of the two"
+            f"{given} with --num-rollout-chunks {args.num_rollout_chunks}: the KL of a later chunk includes that of "
+            "the earlier ones, so the learning rate would run away; give one of the two"
         )
 
 

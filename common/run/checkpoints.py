@@ -93,8 +93,9 @@ def load_learner(
     listed = ", ".join(f"{flag(name)} {theirs[name]}" for name in differing if name in same)
     if listed:
         raise UsageError(f"{where}: was trained with {listed}, which cannot change")
-    if record["args"].get("norm_value") and not hasattr(args, "norm_value"):
-        raise UsageError(f"{where}: was trained with --norm-value, in whose units its values are; take sapg.py")
+    if record["args"].get("norm_value") and not hasattr(args, "norm_value") and fresh is None:
+        other = ", or --fresh-critic" if hasattr(args, "fresh_critic") else ""
+        raise UsageError(f"{where}: was trained with --norm-value, in whose units its values are; take sapg.py{other}")
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
     if may_lack is not None and not _contains(folder, updates, f"learner/{may_lack}"):
         learner = learner._replace(**{may_lack: None})

@@ -44,7 +44,7 @@ def start(args: Any) -> None:
 
 
 def number_of_gpus(root: Path = Path("/")) -> int:
-    """How many NVIDIA GPUs JAX is going to use. It is not asked itself, because that would start it."""
+    """How many NVIDIA GPUs JAX is going to use. JAX cannot be asked: that would start it, and XLA_FLAGS come first."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
     return len(list(root.glob("dev/nvidia[0-9]*"))) if asked and any(map(importlib.util.find_spec, plugins)) else 0

@@ -125,15 +125,15 @@ def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "")
 
     def compare() -> None:
         sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
+        whole = getattr(args, "adaptive_lr_kl", None) is not None  # which does not go together with chunks
         if env.num_envs * args.num_steps > 2**31:  # the shuffle counts in 32 bits
-            raise UsageError(
-                f"{sizes}: more than 2^31 transitions per device and chunk; use more than --num-rollout-chunks "
-                f"{args.num_rollout_chunks}"
-            )
+            more = f"use more than --num-rollout-chunks {args.num_rollout_chunks}"
+            less = "take fewer, or leave out --adaptive-lr-kl and use --num-rollout-chunks"
+            raise UsageError(f"{sizes}: more than 2^31 transitions per device and chunk; {less if whole else more}")
         if needed(args.num_rollout_chunks) > limit:
             blocks = getattr(args, "num_blocks", 1)  # of which each chunk has a part
             common = math.gcd(args.num_envs // blocks // len(devices), args.num_minibatches)
-            fitting = [chunks for chunks in divisors(common) if needed(chunks) <= limit]
+            fitting = [chunks for chunks in divisors(common) if needed(chunks) <= limit and not whole]
             chunks = f"--num-rollout-chunks {fitting[0]} would fit, or " if fitting else ""
             raise UsageError(
                 f"{sizes}: needs {needed(args.num_rollout_chunks) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB "
