@@ -294,6 +294,15 @@ def breakout():
         f"from {steps} environment steps the ratio of the best fifth of the runs rises from {first},000 to {last},000 "
         f"transitions per nat ({10**estimate:.1f} ×, {10**low:.1f} to {10**high:.1f}"
     )
+    for figure, updates, sizes, digits in (("fig_7a", 512, (8, 32, 128), 0), ("fig_7a_breakout", 256, (16, 64, 256), 1)):
+        batch = {name: np.mean(run["final"]) for name, run in read(figure)["runs"].items()}
+        weak_, good_ = ([f"{batch[f'({com}, {n})']:.{digits}f}" for n in sizes] for com in (8.0, 512.0))
+        among = "{}, {} and {}".format
+        yield minus(
+            f"after {updates} updates with `--com 8` {among(*sizes)} environments are at {among(*weak_)}, with "
+            f"`--com 512` at {among(*good_)}"
+        )
+    assert (read("fig_7a")["verdict"], read("fig_7a_breakout")["verdict"]) == ("holds", "does not hold")
     changed = {name: np.mean(run["final"]) for name, run in read("fig_3a_breakout")["runs"].items()}
     raised, kept, lowered = (changed[f"({a}.0, {b}.0)"] for a, b in ((8, 512), (512, 512), (512, 8)))
     stayed = changed["(8.0, 8.0)"]
@@ -406,9 +415,9 @@ def tally():
     yield "Figure 10 has a toy in place of its robot hands, on which its claim does not hold"
     yield f"The remaining {len(levels_)} figures, of SFL on Kinetix"
     holds = {name for name, verdict in paper_a.items() if verdict == "holds"}
-    assert holds == {"1a", "2b", "2c", "5a"} | {"1b", "2a", "3b"} | {"6a"}
+    assert holds == {"1a", "2b", "2c", "5a"} | {"1b", "2a", "3b"} | {"6a"} | {"6b"} | {"7a"}
     sets = "four figures share one on Pendulum-v1, and three the bowl's"
-    yield f"(The {len(holds)} that hold rest on 3 sets of runs: {sets}.)"
+    yield f"(The {len(holds)} that hold rest on 5 sets of runs: {sets}.)"
     chance = {figure["figure"] for figure in figures if figure["preset"] == "breakout"}
     (row,) = [line for line in tally_of("breakout", ROOT / "results").splitlines() if "gradient descent" in line]
     _, _, claims, yes, no, _, open_, not_run = (int(x) if x.strip().isdigit() else 0 for x in row.split("|")[1:-1])
