@@ -58,7 +58,7 @@ PRESETS = {  # sfl and hands are in paper A, exploration_rnd in paper B
     exploration_rnd: exploration_rnd.PRESETS,
 }
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
-ON_CPUS = ("laptop", "breakout", "atari-mini")  # presets
+ON_CPUS = ("laptop", "breakout", "atari-mini", "long")  # presets
 PARTS = {
     paper_a: "paper A, PPO and gradient descent",
     sfl: "paper A, SFL",
@@ -78,14 +78,14 @@ FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_or
 
 
 def presets_of(name: str) -> dict[str, Any]:
-    return PRESETS[PAPERS[name]] | (paper_b_runs.OF_B1A if name == "B1a" else {})
+    return paper_b_runs.presets_of(name) if PAPERS[name] is paper_b else PRESETS[PAPERS[name]]
 
 
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "breakout", "atari-mini", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "long", "breakout", "atari-mini", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
@@ -301,13 +301,14 @@ def tally(preset: str, folder: Path) -> str:
     verdicts = (*OUTCOMES, "not run")
     rows = ["| | figures | claims | " + " | ".join(verdicts) + " |", "|---" * (3 + len(verdicts)) + "|"]
     for paper, label in PARTS.items():
-        if preset not in PRESETS[paper]:
+        figures = {name: figure for name, figure in paper.FIGURES.items() if preset in presets_of(name)}
+        if not figures:
             continue
         claims: dict[str, list[Outcome]] = {}
-        for name, figure in paper.FIGURES.items():
+        for name, figure in figures.items():
             claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, folder)]))
         counts = Counter(together(found) if found else "not run" for found in claims.values())
-        cells = [label, len(paper.FIGURES), len(claims), *(counts[found] for found in verdicts)]
+        cells = [label, len(figures), len(claims), *(counts[found] for found in verdicts)]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
 
@@ -326,7 +327,8 @@ def list_figures(args: Args) -> None:
         names = [name for name in args.names if citation == PAPERS[name].CITATION]
         print(citation)
         for paper in dict.fromkeys(PAPERS[name] for name in names):
-            for preset_name, preset in (PRESETS[paper] | (paper_b_runs.OF_B1A if paper is paper_b else {})).items():
+            presets = {k: v for name in names if PAPERS[name] is paper for k, v in presets_of(name).items()}
+            for preset_name, preset in presets.items():
                 print(f"preset {preset_name}: {preset.about}")
         print()
         for name in names:

@@ -3,7 +3,7 @@
 Cells have keys (what varies, game). In the paper the minibatch count stays fixed, so minibatches grow with N and K.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import scores
@@ -93,16 +93,24 @@ PRESETS = {
         robots=tuple(f"{ON_HOST}{name}-v5" for name in scores.MUJOCO), robots_base=ROBOTS,
     ),
 }  # fmt: skip
-OF_B1A = {  # figure 1a has one more
-    "atari-mini": Preset(
-        about="figure B1a on Atari's Breakout, for PPO and PQN, 98,304 steps, 3 seeds, an hour on two cores; it shows "
-        "that Atari works, and no more",
-        games=(f"{ON_HOST}Breakout-v5",), total_timesteps=96 * 1024, flat=(128, 8), with_pqn=True,
-        base=PAPER | ATARI | FEW, pqn=PAPER_PQN | ATARI | FEW | dict(exploration_timesteps=10_000), **GRID,
-        others=(f"{ON_HOST}BigfishHard-v0",), others_base=PROCGEN, reuse=((1, 1), (4, 1)),
-        robots=(f"{ON_HOST}HalfCheetah-v5",), robots_base=ROBOTS,
-    ),
-}  # fmt: skip
+ATARI_MINI = Preset(
+    about="figure B1a on Atari's Breakout, for PPO and PQN, 98,304 steps, 3 seeds, an hour on two cores; it shows that "
+    "Atari works, and no more",
+    games=(f"{ON_HOST}Breakout-v5",), total_timesteps=96 * 1024, flat=(128, 8), with_pqn=True,
+    base=PAPER | ATARI | FEW, pqn=PAPER_PQN | ATARI | FEW | dict(exploration_timesteps=10_000), **GRID,
+    others=(f"{ON_HOST}BigfishHard-v0",), others_base=PROCGEN, reuse=((1, 1), (4, 1)),
+    robots=(f"{ON_HOST}HalfCheetah-v5",), robots_base=ROBOTS,
+)  # fmt: skip
+LONG = replace(
+    PRESETS["laptop"], total_timesteps=10 * 2**20, base=PRESETS["laptop"].base | dict(seed=10), factors=(4,),
+    many_factors=(1, 4, 16),
+    about="figures B1b, B1c and BN with ten times the steps of laptop and the ends of its grids, 5 other seeds",
+)  # fmt: skip
+OF_SOME = {"atari-mini": (ATARI_MINI, ("B1a",)), "long": (LONG, ("B1b", "B1c", "BN"))}  # with the figures that have it
+
+
+def presets_of(figure: str) -> dict[str, Preset]:
+    return PRESETS | {name: preset for name, (preset, figures) in OF_SOME.items() if figure in figures}
 
 
 def cell(p: Preset, script: str, game: str, **varied: Any) -> Cell:
