@@ -259,14 +259,9 @@ def last_points(shown: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for panel, lines in getattr(shown, "panels", {}).items():
         for line in (line for line in lines if line.kind != "dots"):
-            y = line.y.T if line.kind.startswith("interval") else ends(*plots.mean_and_ci(line.y))
-            rows = np.transpose(y) if line.kind.endswith("points") else np.transpose(y)[-1:]
-            found.setdefault(panel, {})[line.label] = rows
+            rows = np.transpose(pictures.middle(line, shown.log_y))
+            found.setdefault(panel, {})[line.label] = rows if line.kind.endswith("points") else rows[-1:]
     return found
-
-
-def ends(mean: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, ...]:
-    return mean, mean - width, mean + width
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def described(what: Picture | HeatMap) -> str:
     lines = [line for lines in what.panels.values() for line in lines] if isinstance(what, Picture) else []
     curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
     few = curves and all(line.y.shape[1] <= FEW for line in curves)
-    return what.shows.replace(MEAN, MEDIAN) if few else what.shows
+    on_log = isinstance(what, Picture) and what.log_y
+    return what.shows.replace(MEAN, MEDIAN if few else "Geometric " + MEAN.lower() if on_log else MEAN)
 
 
 def _colours(labels: Sequence[str]) -> dict[str, Any]:
@@ -183,6 +184,16 @@ def _is_theory(picture: Picture, label: str) -> bool:
     return all(line.kind == "theory" for lines in picture.panels.values() for line in lines if line.label == label)
 
 
+def middle(line: Line, log_y: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over seeds with its 95 % interval, the geometric one on a logarithmic axis. -> mean, low, high, [T] each."""
+    if line.kind.startswith("interval"):
+        mean, low, high = line.y.T
+        return mean, low, high
+    mean, width = mean_and_ci(np.log10(np.maximum(line.y, SMALLEST)) if log_y else line.y)
+    mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
+    return mean, low, high
+
+
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
@@ -192,11 +203,7 @@ def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
         axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.5)
         axes.plot(line.x, np.median(line.y, 1), color=colour, linewidth=2, label=line.label)
         return
-    if line.kind.startswith("interval"):
-        mean, low, high = line.y.T
-    else:
-        mean, width = mean_and_ci(np.log10(line.y) if log_y else line.y)
-        mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
+    mean, low, high = middle(line, log_y)
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
         return

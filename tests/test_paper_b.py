@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 from conftest import read, write_run
 
 import figures
@@ -492,6 +493,21 @@ def test_a_few_seeds_are_drawn_each_and_many_by_their_interval():
         assert axes.lines[-1].get_ydata().tolist() == middle.tolist()
         shown = pictures.described(pictures.Picture({"": [line]}, "", ""))
         assert shown.startswith("Median over seeds, and each seed" if seeds == 5 else "Mean and 95 % interval")
+
+
+def test_a_logarithmic_axis_has_geometric_means():
+    y = np.random.default_rng(0).lognormal(0.0, 1.0, (3, 8))
+    y[2, 0] = 0.0  # a policy that no longer moves
+    line = pictures.Line("--com 8", np.arange(3.0), y)
+    mean, low, high = pictures.middle(line, log_y=True)
+    for row, *found in zip(y[:2], mean, low, high, strict=False):
+        expected = scipy.stats.t.interval(0.95, 7, np.log(row).mean(), scipy.stats.sem(np.log(row)))
+        assert found == pytest.approx([scipy.stats.gmean(row), *np.exp(expected)])
+    assert np.isfinite(mean).all() and 0.0 < low[2] < mean[2] < mean[1]
+    assert np.allclose(pictures.middle(line, log_y=False)[0], y.mean(1))
+    assert pictures.described(pictures.Picture({"": [line]}, "", "", log_y=True)).startswith("Geometric mean")
+    shown = pictures.Picture({"": [line]}, "", "", log_y=True)
+    assert figures.last_points(shown)[""]["--com 8"][0] == pytest.approx([mean[2], low[2], high[2]])
 
 
 @pytest.mark.parametrize("log_x", [True, False])
