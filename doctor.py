@@ -108,7 +108,7 @@ class Args:
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
-    "nothing is left to gain (--how-many tells them apart)",
+    "nothing is left to gain (--how-many tells what larger ones would gain)",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: the policy has hardly moved since the start",
@@ -274,12 +274,21 @@ def advice(label: str, source: str, script: str | None, saved: dict) -> list[str
     size, rest = divmod(value("minibatch_size", 1), 8)
     few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
     finer = again(f"from scratch: {steps} gradient steps per update are few", minibatch_size=size) if few else []
+    # experiments/inner.py: 256 gradient steps per update freed all policies that were stuck with 4.
+    more_steps = max(1, 256 // steps)
+    if few and a.minibatch_size % more_steps == 0:
+        told = f"from the checkpoint: {more_steps * steps} gradient steps per update"
+        revived += again(told, minibatch_size=a.minibatch_size // more_steps, init_from=source)
     # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
     many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64
     many = many and a.num_minibatches % (8 * a.num_rollout_chunks) == 0
     told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
     coarser = again(told, minibatch_size=8 * a.minibatch_size) if many else []
     slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
+    if many:  # there more environments helped with as many gradient steps, and a tenth of the learning rate did
+        coarser += again("from scratch: a smaller inner step", learning_rate=a.learning_rate / 10)
+        told = "from scratch, as many updates of as many gradient steps"
+        envs = again(told, minibatch_size=8 * a.minibatch_size, **more)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []

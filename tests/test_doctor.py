@@ -202,6 +202,9 @@ def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minib
     told = [text for text in tries if "gradient steps per update are few" in text]
     assert len(told) == (advised is not None)
     assert all(f"--minibatch-size {advised}" in text for text in told)
+    # from the checkpoint, 256 gradient steps: minibatches of 1/64 for 4 steps, of 1/32 for 8
+    freed = [text for text in tries if "--init-from" in text and "--ent-coef" not in text]
+    assert len(freed) == len(told) and all("--minibatch-size 32 " in text for text in freed)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +218,9 @@ def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_ga
     told = [text for text in tries if "transitions are many" in text]
     assert len(told) == (advised is not None)
     assert all(f"--minibatch-size {advised}" in text for text in told)
+    (more,) = [text for text in tries if f"--num-envs {8 * envs_} " in text]  # as many gradient steps, if they are many
+    assert f"--minibatch-size {advised or minibatch} " in more
+    assert any("--learning-rate" in text for text in tries) == (advised is not None)
 
 
 def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
