@@ -195,7 +195,8 @@ def resumed():
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
     many, same = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "unchanged"))
     yield f"in place of 32, have {many:.2f} after 4.2M more steps, unchanged ones {same:.2f}"
-    yield f"on Asterix by {more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f}) in 4.2M steps, from {same:.2f}"
+    told = f"{more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f})"
+    yield f"on Asterix by {told} in 4.2M steps, from {same:.2f}"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
     assert [check["outcome"] for check in both] == ["not enough data"] * 2
