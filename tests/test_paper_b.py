@@ -510,6 +510,13 @@ def test_a_logarithmic_axis_has_geometric_means():
     assert figures.last_points(shown)[""]["--com 8"][0] == pytest.approx([mean[2], low[2], high[2]])
 
 
+def test_four_panels_make_a_square():
+    for panels, expected in ((2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (6, (2, 3))):
+        assert pictures._grid(pictures.Picture({str(i): [] for i in range(panels)}, "", "")) == expected
+    two = pictures.Picture({str(i): [] for i in range(4)}, "", "", columns=1)
+    assert pictures._grid(two) == (4, 1)
+
+
 @pytest.mark.parametrize("log_x", [True, False])
 def test_intervals_at_one_place_are_drawn_side_by_side(log_x):
     x, y = np.array([16.0, 64.0, 256.0]), np.ones((3, 5))
@@ -722,6 +729,32 @@ def test_one_game_of_atari_has_both_scripts(monkeypatch, tmp_path):
     _, _, summary = drawn(monkeypatch, tmp_path, "B1a", tmp_path / "nothing", "atari-mini")
     decides, reported = summary["checks"]
     assert reported["what"] == "PQN: " + decides["what"] and reported["outcome"] == "reported"
+
+
+def test_the_long_preset_is_the_laptops_with_ten_times_the_steps(monkeypatch, tmp_path):
+    """Other seeds, and the ends of the grids only, so that B1c asks of E × 4 what it asks there of E × 2."""
+    assert [name for name in figures.FIGURES if "long" in figures.presets_of(name)] == ["B1b", "B1c", "BN"]
+    how = {"total_timesteps", "seed", "checkpoint_every", "log_every", "plasticity_every"}
+    for name, kept in (("B1b", 3), ("B1c", 4), ("BN", 6)):
+        short, long = (
+            {key: dict(cell.flags) for key, cell in figures.cells_of(name, preset).items()}
+            for preset in ("laptop", "long")
+        )
+        assert len(long) == 3 * kept
+        for key, flags in long.items():
+            assert flags["total_timesteps"] == 10 * short[key]["total_timesteps"] and flags["seed"] == 10
+            assert {flag: flags[flag] for flag in flags.keys() - how} == {
+                flag: short[key][flag] for flag in short[key].keys() - how
+            }
+    _, _, summary = drawn(monkeypatch, tmp_path, "B1c", tmp_path / "nothing", "long")
+    assert [(check["what"], check["above"]) for check in summary["checks"]] == [
+        ("final score, the base less E × 4", 0.0),
+        ("final score at E × 4, N × 4 less the base N", 0.0),
+        ("final score, E × 4 and N × 4 less the base", -0.1),
+    ]
+    assert {
+        line.split("|")[1].strip(): line.split("|")[2:4] for line in figures.tally("long", tmp_path).split("\n")[2:]
+    } == {"paper B": [" 3 ", " 3 "]}
 
 
 def test_of_an_environment_on_the_host_each_seed_is_a_run_and_they_count_as_one(worlds):
