@@ -44,7 +44,7 @@ def first_runs():
     yield f"the run took {seconds[1]:.0f} s and reached {many:.1f}"
     updates = [run["updates"] for run in runs.values()]
     assert updates[1] == 8
-    yield f"the same budget makes {updates[2]} updates and reached {short:.1f}"
+    yield f"makes {updates[2]} updates of the same budget and reached {short:.1f}"
 
 
 def doctor():
@@ -82,9 +82,7 @@ def inner():
     every = found["return of runs with one minibatch after all steps, last tenth"]
     after = [np.mean(every[name("Breakout", n, 1)]) for n in sizes]
     assert abs(after[0] - np.mean(late["64"])) < 0.01
-    yield "at returns of {:.1f}, {:.1f} and {:.1f}".format(*mean(ends, 1))
-    yield "of their gradient steps, are at {:.1f} and {:.1f}".format(*after[1:])
-    assert np.mean(of("growth from third to last quarter", 4096, 1)) > 0.05  # "still rise"
+    yield "(after 25M steps at {:.1f} and {:.1f}; by then".format(*after[1:])
     more = {
         (game, n, m): stats.ttest_ind(of(ends, n, m, game), of(ends, 64, m, game), equal_var=False)
         for game in ("Breakout", "SpaceInvaders", "Asterix")
@@ -110,17 +108,25 @@ def inner():
     yield f"it is {high[0]:.2f} to {high[1]:.2f}, and {np.log(3):.2f} when actions are random"  # three actions
     games = ("Breakout", "SpaceInvaders", "Asterix")
     few, many = ([np.mean(of(ends, n, 64, game)) for game in games] for n in (64, 4096))
-    yield "at {:.1f}, {:.0f} and {:.1f} where 4,096 are at ".format(*few) + "{:.1f}, {:.0f} and {:.1f}".format(*many)
     own = {n: [np.mean(of(gains, n, 64, game)[0]) for game in games] for n in (64, 4096)}
     fresh = [np.mean(of(gains, 64, 64, game)[1]) for game in games]
     assert all(abs(x) < 0.01 * y for x, y in zip(fresh, own[64], strict=True))
     low, high = min(own[64]), max(own[64])
-    yield f"({low:.2f} to {high:.2f}; 4,096: {min(own[4096]):.3f} to {max(own[4096]):.3f})"
-    better = [np.mean(of(ends, 64, 1, game)) for game in games[1:]]
-    yield "(on the last two {:.0f} and {:.1f}, dashed; Asterix could be half lower".format(*better)
+    yield f"({low:.2f} to {high:.2f}; 4,096 environments: {min(own[4096]):.3f} to {max(own[4096]):.3f})"
+    better = [np.mean(of(ends, 64, 1, game)) for game in games]
     middle = read("minibatches")
     eight = [mean(ends, 8)[0], *(np.mean(middle[ends][game]) for game in games[1:])]
-    yield "they end at {:.1f}, {:.0f} and {:.1f}".format(*eight)
+    for game, bold, *row in zip(games, (0, 2, 2), better, eight, few, many, strict=True):
+        cells = [f"{x:.0f}" if game == "SpaceInvaders" else f"{x:.1f}" for x in row]
+        cells[bold] = f"**{cells[bold]}**"
+        yield f"| {game} | {' | '.join(cells)} |"
+    for game in games[1:]:
+        some = read("entropy")[ends][f"{game}, 512 × 32"]
+        low, high = stats.ttest_ind(some, middle[ends][game], equal_var=False).confidence_interval()
+        assert low < 0 < high
+        yield minus(f"{np.mean(some) - np.mean(middle[ends][game]):.1f}, {low:.1f} to {high:.1f}")
+    lost = np.mean(middle[kept]["Asterix"]), np.mean(of(kept, 64, 1, "Asterix"))
+    yield "(64 environments: {:.2f} in place of {:.2f})".format(*lost)
     less = {key: middle["checks"][f"{key}"] for key in middle["checks"]}
     few_space, many_space, few_asterix, many_asterix = less.values()
     assert list(less) == [f"{game}, return, 8 less {m} minibatches" for game in games[1:] for m in (1, 64)]
@@ -128,13 +134,13 @@ def inner():
     text = f"{few_space['estimate']:.1f} more ({few_space['low']:.1f} to {few_space['high']:.1f}) and "
     other = f"{-few_asterix['estimate']:.1f} less ({few_asterix['low']:.1f} to {few_asterix['high']:.1f})"
     yield minus(text + other)
-    assert -few_asterix["low"] / better[1] == pytest.approx(0.5, abs=0.05)
+    assert -few_asterix["low"] / better[2] == pytest.approx(0.5, abs=0.05)
     high = f"They end {many_space['estimate']:.0f} ({many_space['low']:.0f} to {many_space['high']:.0f}) and "
     yield f"{high}{many_asterix['estimate']:.1f} ({many_asterix['low']:.1f} to {many_asterix['high']:.1f}) above 256"
     norms = [np.mean(of(weights, 64, 64, game)) / np.mean(of(weights, 4096, 64, game)) for game in games]
     assert min(norms) > 4 and max(norms) < 5.5  # 4 to 5 times
     steps = [c["estimate"] for c in found["checks"]["more gradient steps keep more entropy"][:6]]
-    yield f"Eight times the gradient steps keep {min(steps):.2f} to {max(steps):.2f} nats more entropy"
+    yield f"eight times the gradient steps keep {min(steps):.2f} to {max(steps):.2f} nats more entropy"
     more = [c["estimate"] for c in found["checks"]["more environments do not"][:3]]
     yield "64 times the environments keep {:.2f}, {:.2f} and {:.2f} more".format(*more)
     assert found["outcomes"]["more gradient steps keep more entropy"] == "not enough data"
@@ -145,20 +151,18 @@ def inner():
     yield f"so does SpaceInvaders ({space['estimate']:.2f}, {space['low']:.2f} to {space['high']:.2f})"
     yield minus(f"Asterix is open ({asterix['estimate']:.2f}, {asterix['low']:.2f} to {asterix['high']:.2f})")
     last = found["checks"]["more environments do not"][4]
-    yield f"on Asterix 512 keep {last['estimate']:.2f} ({last['low']:.2f} to {last['high']:.2f}) more than 64 with 4"
+    yield f"512 keep {last['estimate']:.2f} ({last['low']:.2f} to {last['high']:.2f}) more than 64 with 4"
     slow, higher = found["checks"]["with as many gradient steps more environments still end higher"]
     yield f"with 256 they do, by {higher['estimate']:.1f} ({higher['low']:.1f} to {higher['high']:.1f})"
     yield f"with 32 they end {-slow['estimate']:.1f} ({-slow['high']:.1f} to {-slow['low']:.1f}) lower"
-    diagonal = [np.mean(of(ends, n, m)) for n, m in zip(sizes, (1, 8, 64), strict=True)]
-    yield "goes along the diagonal of the table: {:.1f}, {:.1f}, {:.1f}".format(*diagonal)
     long = [np.mean(read("entropy")[ends][f"Breakout, 64 × {steps}"]) for steps in (256, 2048)]
     yield "go along the diagonal, too, and end at {:.1f} and {:.1f}".format(*long)
     gentle = found["of Asterix with a learning rate of 1e-4"]["return, last tenth"]
     (check,) = found["checks"]["the plateau of Asterix is mostly that of the learning rate"]
     assert check["outcome"] == "not enough data"
-    yield f"a tenth of the learning rate end at {np.mean(gentle):.1f}."
-    yield f"at {spread(gentle, 1)} in place of {few[2]:.1f}"
-    told = f"which is {check['estimate']:.1f} ({check['low']:.1f} to {check['high']:.1f}) more"
+    yield f"a tenth of the learning rate 64 environments on Asterix end at {np.mean(gentle):.1f}."
+    yield f"with a tenth of it they end at {spread(gentle, 1)}, which"
+    told = f"is {check['estimate']:.1f} ({check['low']:.1f} to {check['high']:.1f}) more"
     yield f"{told}; {check['above']:.1f} was asked"
     freed = found["of stuck policies with 64 minibatches"]
     above = sum(x > 7 for x in freed["return, last tenth"])
@@ -169,9 +173,10 @@ def inner():
     assert max(freed["first million steps above 7"]) == 2 and above == 5
     (check,) = found["checks"]["more gradient steps free a stuck policy"]
     assert check["outcome"] == "not enough data"
-    yield minus(f"({check['estimate']:.1f} above unchanged, {check['low']:.1f} to {check['high']:.1f};")
-    bonus = read("stuck")["checks"][0]
-    yield f"and {bonus['estimate']:.1f}, {bonus['low']:.1f} to {bonus['high']:.1f})"
+    asked = "{estimate:.1f}{}, {low:.1f} to {high:.1f}, where {above:.1f} was".format
+    bonus, *_, loop, eps, _ = read("stuck")["checks"]
+    yield minus(f"({asked(' above unchanged', **check)} asked; {asked('', **bonus)})")
+    assert (loop["outcome"], eps["outcome"]) == ("does not hold", "does not hold")  # they do not free
 
 
 def clip():
@@ -193,10 +198,9 @@ def resumed():
     found = read("resumed")
     more, smaller = found["Asterix"]["checks"]
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
-    many, same = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "unchanged"))
-    yield f"in place of 32, have {many:.2f} after 4.2M more steps, unchanged ones {same:.2f}"
+    many, old = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "before"))
     told = f"{more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f})"
-    yield f"on Asterix by {told} in 4.2M steps, from {same:.2f}"
+    yield f"from {old:.2f} to {many:.2f} in 4.2M steps, {told} above unchanged ones"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
     assert [check["outcome"] for check in both] == ["not enough data"] * 2
@@ -213,7 +217,7 @@ def stuck():
     bonus, loop = "entropy bonus × 5", "inner loop for 64"
     rows = {
         "unchanged": ("64", "unchanged"),
-        bonus: ("entropy", bonus),
+        f"{bonus}: `--ent-coef 0.05`": ("entropy", bonus),
         "4,096 environments, minibatches of 2,048": ("4096", "4,096 environments"),
         "bonus × 5 and 4,096 environments": ("entropy, 4096", f"{bonus}, 4,096 environments"),
         "32 gradient steps, a third of the learning rate": ("tuned", loop),
@@ -230,6 +234,8 @@ def stuck():
     more, long = after["entropy bonus × 25"], read("entropy")["return, last tenth"]["Breakout, 64 × 2048"]
     yield f"| entropy bonus × 25 | not tried | {spread(more, 1)} | {sum(x > 7 for x in more)} |"
     yield f"| rollouts 64 times as long: `--num-steps 2048` | {spread(long, 1)} | not tried | |"
+    low, high = stats.ttest_ind(long, after[bonus], equal_var=False).confidence_interval()
+    yield f"end {np.mean(long) - np.mean(after[bonus]):.1f} ({low:.1f} to {high:.1f}) above the stuck policies"
     again = found["again, on other seeds"]
     check, above = again["check"], again["of these above 7"]
     assert again["the bonus frees"] == "holds" and (above[bonus], above["unchanged"]) == (9, 7)
@@ -238,8 +244,8 @@ def stuck():
     assert (min(first[bonus]), max(first[bonus])) == (3, 10)  # after 2M to 9M steps
     assert sum(x < 7 for x in after["unchanged"]) == 3  # those that the doctor calls settled
     yield (
-        f"512 environments end at {np.mean(start['512']):.1f} after as many environment steps, and 25M steps at "
-        f"{np.mean(late['512']):.1f}, where 64 end at {np.mean(late['64']):.1f}"
+        f"end at {np.mean(start['512']):.1f} after as many environment steps, and at {np.mean(late['512']):.1f} after "
+        f"25M, where 64 end at {np.mean(late['64']):.1f}"
     )
     assert all(interval(before["gains"][n]["fresh, last half"])[1] <= 0 for n in late)  # also of those that climb
 
@@ -318,7 +324,12 @@ def breakout():
     )
     (apart,) = [c for c in read("fig_2c")["checks"] if c["what"].endswith("--com 8 less 512")]
     kls = 10 ** np.array(apart["samples"][0])
-    yield f"about {stats.gmean(kls):.0f} ({kls.min():.0f} to {kls.max():.0f}) that of a run on Pendulum-v1"
+    yield f"about {stats.gmean(kls):.0f} (ten seeds: {kls.min():.0f} to {kls.max():.0f}) that of a run on Pendulum-v1"
+    at_half, lost_later = (
+        check("fig_2c", what)[0]
+        for what in ("score in the middle of the run, --com 8", "gain in the second half, --com 8")
+    )
+    assert -lost_later / at_half == pytest.approx(1 / 3, abs=0.02)
     settled = {name: np.mean(run["final"]) for name, run in read("fig_1a")["runs"].items()}
     far = f"moves the policy {10 ** apart['estimate']:.0f} × as far as `--com 512`"
     yield far + minus(f" and ends at {settled['8.0']:.0f} where that has {settled['512.0']:.0f}")
@@ -464,7 +475,7 @@ def million():
     cartpole, few = points["CartPole-v1", 2**20], points["CartPole-v1", 1024]
     speed = lambda result: f"{round(result['steps_per_second'], -3):,.0f}"  # noqa: E731
     yield f"takes {cartpole['peak_bytes'] / 1e9:.1f} GB and makes {speed(cartpole)} steps per second"
-    yield f"1,024 environments make {round(few['steps_per_second'], -2):,.0f}"
+    yield f"(1,024 environments with the same flags: {round(few['steps_per_second'], -2):,.0f})"
     breakout = points["Breakout-MinAtar", 2**20]
     yield f"take {breakout['peak_bytes'] / 1e9:.1f} GB and make {speed(breakout)} steps per second"
 
@@ -512,34 +523,15 @@ NOT_COMPUTED = {
     "transitions is not above 0": "the same",
     "64 environments do not stand still (two of five seeds leave)": "computed in stuck()",
     "The fresh gain is 0 within its error": "computed in stuck()",
-    "after 2M to 9M steps": "computed in stuck()",
     # The size of an experiment, experiments/inner.py if nothing else is said.
-    "4 or 256 (four epochs of 1 or of 64 minibatches)": "MINIBATCHES",
-    "from 32 to 131,072 transitions; the learning rate is 10⁻³ throughout": "64 x 32 / 64, 4,096 x 32 / 1",
-    "512 and 4,096, which then have made an eighth and a 64th": "64 / 512, 64 / 4,096",
-    "(4,096 still rise)": "computed in inner()",
-    "given 4,096 environments and minibatches of 2,048": "experiments/resumed.py",
-    "**More environments end higher than 64 only with 256 gradient steps**": "computed in inner()",
-    "With 4 or 32 they end lower than 64 in all six": "computed in inner()",
-    "for the first column 64 environments now need": "arguments.LEAST",
-    "4 gradient steps per update (left): on Breakout 64, 512 and 4,096 environments": "FEW, SIZES",
     "with 4 gradient steps per update": "4 epochs of 1 minibatch",
-    "ten of fifteen seeds with 64 have left it": "computed in inner()",
-    "when the return first reaches 5, their": "LEVELS",
     "With 256 gradient steps": "MANY",
-    "256 gradient steps (the other three): 64 environments end far below 4,096": "computed in inner()",
     "shown to be worse than 4": "computed in inner()",
-    "it is far above 256": "computed in inner()",
     "so a minibatch has 2,048 transitions on the diagonal, and 32 to 131,072 elsewhere": "MINIBATCH, SIZES",
-    "means over five seeds, brackets are 95 % intervals": "SEEDS",
-    "from the start 64 environments with": "computed in inner()",
     "64 environments with rollouts of 256 or 2,048 steps": "experiments/entropy.py",
     "256 gradient steps free all five policies within 2M steps": "computed in stuck()",
-    "32 with a third of the learning rate free one": "computed in stuck()",
     "and 4 gradient steps per update it says": "the run's flags",
-    "with 64 environments and 256 gradient steps it says": "doctor.py, of the runs of experiments/inner.py",
     "Return after 12.6M steps, and entropy when the return first reaches 5": "HALF, LEVELS",
-    "`--sticky-actions 0.1`; rollouts of 32 steps, four epochs, learning rate 10⁻³": "defaults",
     "At the end of 2.1M steps": "experiments/paper_a_runs.py",
     "with sticky actions, 64 environments, five seeds": "the same",
     "(The best ε, 0.02, was not tried": "experiments/exploration.py",
@@ -552,18 +544,46 @@ NOT_COMPUTED = {
     "32 environments with minibatches four times as large": "the same",
     "a random policy has 0 and ten seeds of a longer run of `ppo.py` have 1": "experiments/scores.py",
     "0.0032 is that of a plateau on Breakout-MinAtar": "the doctor's output",
-    "32 gradient steps are near the best that was tried for 64 environments": "SOME, SMALL",
     "*Fewer than 16 steps": "arguments.FEW_STEPS",
     "*128 steps or more, in minibatches of 64 transitions or fewer": "doctor.py, advice()",
     "128 steps with minibatches of 2,048": "4 epochs x 2,048 x 32 / 2,048",
-    "4,096 environments with minibatches of 2,048 lift": "experiments/resumed.py",
-    "a new start with them has 3.29 after as many": "docs/headline.md",
     "a fresh gain near 0 alone is no plateau": "docs/doctor.md",
     "at a return of 5, for every number of environments": "LEVELS",
     ", with 4, 32 and 256 gradient steps": "MINIBATCHES",
-    "its minibatches have 32 transitions": "64 x 32 / 64",
-    "With a tenth of the learning rate 64 environments on Asterix end": "computed in inner()",
-    "with 4 gradient steps per update they are not shown to end lower than 4,096 with 256": "the same",
+    "rollout of 32 steps, and PPO then trains on it for four epochs: on the left of 1 minibatch, which makes 4": "FEW",
+    "else of 64, which makes 256": "MANY",
+    "Dashed are 64 environments with 4; runs with 32 are not drawn": "experiments/inner.py",
+    "The learning rate is 10⁻³": "the default",
+    "512 and 4,096 environments pause on it as well": "docs/headline.md",
+    "they have made an eighth and a 64th as many gradient steps": "64 / 512, 64 / 4,096",
+    "when the return first reaches 5, its": "LEVELS",
+    "minibatches of 32 transitions is open": "64 x 32 / 64",
+    "**32 gradient steps** are on no game": "computed in inner()",
+    "on two far above 256": "computed in inner()",
+    "what was tried, 4, 32 and 256": "MINIBATCHES",
+    "with a third of it 32 steps left one of five policies": "docs/headline.md",
+    "Of the first five seeds with 64, 512 and 4,096 environments": "doctor.py, of the runs of experiments/headline.py",
+    "(3, 5 and 5)": "the same",
+    "With 32, where they got stuck without sticky actions": "docs/doctor.md",
+    "Of fifteen runs with 64 environments and 256 gradient steps": "doctor.py, of the runs of experiments/inner.py",
+    "4 gradient steps per update, as by default then": "FEW",
+    "With 4,096 environments, or rollouts of 2,048 steps, there are 256": "4 x 64 x 2,048 / 2,048",
+    "Means of five seeds, 95 % intervals": "SEEDS",
+    "(512 environments, with 32 gradient steps": "4 x 512 x 32 / 2,048",
+    "Advice 5": "the line above",
+    "five times the bonus frees them after 2M to 9M": "computed in stuck()",
+    "A third of the learning rate with 32 gradient steps": "experiments/headline.py",
+    "(4,096 environments have time for 96 updates only, 64 for 6,144.)": "HALF / (N x 32)",
+    "64 environments with rollouts of 2,048 steps": "experiments/entropy.py",
+    "4,096 environments with minibatches of 2,048 bring policies": "experiments/resumed.py",
+    "A new start with them has 3.29 after as many (not kept)": "docs/headline.md",
+    "On Breakout policies with 32 gradient steps": "experiments/resumed.py",
+    "went on with 4,096 environments and minibatches of 256": "the same",
+    "**More environments are shown to end higher than 64 only with 256 gradient steps**": "computed in inner()",
+    "With 4 or 32 they are not in any of eight": "computed in inner()",
+    "512 with 32 on SpaceInvaders": "OTHERS",
+    "(by the rule of figure B11 undecided)": "a figure",
+    "it takes 1.5 to 2 × as long to compile": "docs/scaling.md",
     # Read from the pictures' data, not computed here.
     "sums in another order led the same seed to 39, another machine to 54": "those runs were not kept",
     # Defaults and arithmetic.
