@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import Positional
 
+from common.envs import on_host
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Fraction, Positive, UsageError, flag
 from common.run.run import main as run_main
@@ -121,6 +122,7 @@ CAUSES = {
     "unclear": "no trend can be told from its noise",
     "unknown": "none of the known causes stands out",
 }
+SMALL = 32  # transitions; smaller minibatches were not tried
 STATES = {"still": "stands still", "climbing": "climbs", "fell": "fell", "unclear": "shows no clear trend"}
 
 
@@ -196,7 +198,7 @@ def report(source: str, script: str | None, saved: dict, courses: list[Course], 
     share = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
     lines.append(f"likely: {CAUSES[label]}{share}")
     lines += ["  " + line for line in evidence(n, label)]
-    tries = advice(label, source, script, saved)
+    tries = advice(label, source, script, saved, bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints")))
     return lines + (["try, in this order:"] if tries else []) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
 
 
@@ -245,68 +247,82 @@ def evidence(n: Numbers, label: str) -> list[str]:
     return [f"{title}: {'; '.join(texts)}" for title, texts in lines.items() if texts]
 
 
-def advice(label: str, source: str, script: str | None, saved: dict) -> list[str]:
+def advice(label: str, source: str, script: str | None, saved: dict, resumable: bool = True) -> list[str]:
     """What to try, in order, as commands that work when pasted, each with where it has to start. None for a script that
-    is not of this project: a fork may have other flags."""
+    is not of this project: a fork may have other flags. resumable: the run has a checkpoint."""
     if script not in records.KNOWN or label == "climbing":
         return []
     a = records.arguments_of(script, saved)
     value = lambda name, other=0.0: getattr(a, name, None) or other  # noqa: E731
 
     def again(why: str, **changes: Any) -> list[str]:
-        """The run's command with changes, if the script has these flags."""
+        """The run's command with changes, if the script has these flags and they change anything."""
         known = all(name in a.__dataclass_fields__ for name in changes)
-        return [f"{shlex.join(command(script, a, changes))}   # {why}"] if known else []
+        if not known or all(getattr(a, name) == to for name, to in changes.items()):
+            return []
+        return [f"{shlex.join(command(script, a, changes))}   # {why}"]
+
+    def from_checkpoint(why: str, **changes: Any) -> list[str]:
+        return again(f"from the checkpoint{why}", init_from=source, **changes) if resumable else []
+
+    def rate(why: str, factor: float) -> list[str]:
+        """With another learning rate; where the KL sets it, with another KL."""
+        name = "adaptive_lr_kl" if value("adaptive_lr_kl") else "learning_rate"
+        return again(why, **{name: getattr(a, name) * factor})
 
     doctor = f"python doctor.py {shlex.quote(source)}"
+    branched = script in records.BRANCHED and resumable
     test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
-    test *= script in records.BRANCHED
+    test *= branched and a.num_updates >= 32  # a quarter of the run holds an update of 8 x the environments
+    count = [f"{doctor} --how-many   # with how many environments it would gain"]
+    count *= branched and not on_host(a.env_id)
     more = {"num_envs": 8 * value("num_envs", 1), "total_timesteps": 8 * value("total_timesteps", 1)}
     envs = again("from scratch, as many updates", **more)
     bonus = 5 * value("ent_coef", 0.002)
     entropy = again("from scratch", ent_coef=bonus)
-    revived = again("from the checkpoint; it may take millions of steps", ent_coef=bonus, init_from=source)
+    revived = from_checkpoint("; it may take millions of steps", ent_coef=bonus)
     step = "a smaller outer step, from scratch"
     # With a centre of mass of 0 no ratio is ever clipped; its default is 64.
     com = 16 * a.com or 64.0 if hasattr(a, "com") and a.com is not None else None
     smaller = again(step, clip_eps=value("clip_eps") / 4) if com is None else again(step, com=com)
-    steps = value("update_epochs", 1) * value("num_minibatches", 1)
-    size, rest = divmod(value("minibatch_size", 1), 8)
-    few = steps < arguments.FEW_STEPS and size and not rest and script in records.BRANCHED
-    finer = again(f"from scratch: {steps} gradient steps per update are few", minibatch_size=size) if few else []
+    steps, size = value("update_epochs", 1) * value("num_minibatches", 1), value("minibatch_size", 1)
+    few = steps < arguments.FEW_STEPS and script in records.BRANCHED
+    told = f"from scratch: {steps} gradient steps per update are few"
+    finer = again(told, minibatch_size=size // 8) if few and size % 8 == 0 and size // 8 >= SMALL else []
     # experiments/inner.py: 256 gradient steps per update freed all policies that were stuck with 4.
-    more_steps = max(1, 256 // steps)
-    if few and a.minibatch_size % more_steps == 0:
-        told = f"from the checkpoint: {more_steps * steps} gradient steps per update"
-        revived += again(told, minibatch_size=a.minibatch_size // more_steps, init_from=source)
+    parts = max(1, 256 // steps)
+    if few and size % parts == 0 and size // parts >= SMALL:
+        revived += from_checkpoint(f": {parts * steps} gradient steps per update", minibatch_size=size // parts)
     # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
     many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64
     many = many and a.num_minibatches % (8 * a.num_rollout_chunks) == 0
     told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
-    coarser = again(told, minibatch_size=8 * a.minibatch_size) if many else []
-    slower = again("from scratch, or from a checkpoint before it", learning_rate=a.learning_rate / 10)
+    coarser = again(told, minibatch_size=8 * size) if many else []
+    slower = rate("from scratch" + ", or from a checkpoint before it" * hasattr(a, "init_from"), 0.1)
     if many:  # there more environments helped with as many gradient steps, and a tenth of the learning rate did
-        coarser += again("from scratch: a smaller inner step", learning_rate=a.learning_rate / 10)
+        coarser += rate("from scratch: a smaller inner step", 0.1)
         told = "from scratch, as many updates of as many gradient steps"
-        envs = again(told, minibatch_size=8 * a.minibatch_size, **more)
+        envs = again(told, minibatch_size=8 * size, **more)
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
-    weight = again("from the checkpoint", vf_coef=0.5, init_from=source) if getattr(a, "vf_coef", 1.0) < 0.5 else []
+    weight = from_checkpoint("", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
-    count = [f"{doctor} --how-many   # with how many environments it would gain"] * (script in records.BRANCHED)
     tries = {
-        "step": [*(smaller or slower), *envs, *count, *test],
+        "step": [*(smaller or slower), *count, *envs, *test],
         "no gain": [*count, *coarser, *(smaller or slower), *envs, *test],
         "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
         "exploration": [*envs, *entropy],
-        "slow": [*again("from scratch; then 10 x again", learning_rate=10 * a.learning_rate), *test],
+        "slow": [*rate("from scratch; then 10 x again", 10.0), *test],
         "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],
-        "network": [*again("from scratch: dead units stay dead", learning_rate=a.learning_rate / 10), *tanh],
+        "network": [*rate("from scratch: dead units stay dead", 0.1), *tanh],
         "few updates": again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)}),
         "diverged": slower,
         "fell": [*(smaller or slower), *test],
     }
-    return tries.get(label, test)
+    distinct: dict[str, str] = {}  # two reasons may advise the same
+    for text in tries.get(label, test):
+        distinct.setdefault(text.partition("   #")[0], text)
+    return list(distinct.values())
 
 
 def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:

@@ -223,6 +223,62 @@ def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_ga
     assert any("--learning-rate" in text for text in tries) == (advised is not None)
 
 
+def test_no_smaller_minibatches_are_advised_than_were_tried():
+    saved = {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 32, "minibatch_size": 128, "update_epochs": 1}
+    tries = doctor.advice("settled", "runs/x", "ppo", saved)  # an eighth would have 16, for 256 steps one
+    assert len(tries) == 3 and all("--minibatch-size 128 " in text for text in tries[1:])
+
+
+def commands(label, script, **saved):
+    tries = doctor.advice(label, "runs/x", script.__name__, {"env_id": "CartPole-v1", "num_envs": 64} | saved)
+    return [shlex.split(text.partition("   #")[0]) for text in tries if text.startswith("python")]
+
+
+def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsys):
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 2048}
+    for label in ("settled", "no gain", "unclear"):
+        needs = [
+            {flag for text in doctor.advice(label, "runs/x", "ppo", saved, resumable) for flag in FROM_CHECKPOINT
+             if flag in text} for resumable in (True, False)
+        ]  # fmt: skip
+        assert needs[0] and not needs[1]
+    run = write_run(tmp_path / "run", course(RISE, outer__own_gain=0.0, outer__fresh_gain=0.0))
+    _, without, _ = call(capsys, run)
+    assert "the policy has settled" in without and "--init-from" not in without
+
+
+FROM_CHECKPOINT = ("--init-from", "--intervene", "--how-many")
+
+
+def test_single_updates_are_not_advised_for_environments_on_the_host():
+    assert next("--how-many" in words for words in commands("no gain", ppo))
+    assert not any("--how-many" in words for words in commands("no gain", ppo, env_id="gymnasium/CartPole-v1"))
+
+
+def test_branches_are_advised_if_a_quarter_of_the_run_holds_an_update_of_theirs():
+    found = {
+        updates: any("--intervene" in words for words in commands("unclear", ppo, total_timesteps=2048 * updates))
+        for updates in (31, 32)
+    }
+    assert found == {31: False, 32: True}
+
+
+def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
+    for label, saved in (("critic", {"norm_reward": True}), ("fell", {"clip_eps": 0.0}), ("critic", {})):
+        args = ppo.Args(env_id="CartPole-v1", num_envs=64, **saved)
+        assert doctor.command("ppo", args, {}) not in commands(label, ppo, **saved)
+    assert any("--norm-reward" in words for words in commands("critic", ppo))
+    found = commands("no gain", pqn, minibatch_size=32)
+    assert len({tuple(words) for words in found}) == len(found) and any("--learning-rate" in x for x in found)
+
+
+def test_where_the_kl_sets_the_learning_rate_another_kl_is_advised():
+    for label, factor in (("diverged", 0.1), ("slow", 10.0)):
+        first, *_ = commands(label, ppo, adaptive_lr_kl=0.01)
+        args = parse(ppo.Args, "", first[2:])
+        assert args.adaptive_lr_kl == pytest.approx(0.01 * factor) and args.learning_rate == ppo.Args().learning_rate
+
+
 def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64}
     few, many = (doctor.advice("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks}) for chunks in (8, 4))
