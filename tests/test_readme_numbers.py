@@ -495,7 +495,7 @@ def levels():
     found = read("estimators")["found"]
     for name in ("window, 512 steps", "random levels", "2 episodes"):
         yield f"{found[name]['learnability']:.3f} ± {found[name]['ci95']:.3f}"
-    yield f"Of {read('estimators')['candidates']:,} levels, the {read('estimators')['kept']} best"
+    yield f"of {read('estimators')['candidates']:,} levels, the {read('estimators')['kept']} best"
     peaks = read("search")["peak_bytes"]
     assert max(peaks.values()) / min(peaks.values()) < 1.005
     yield "no more memory for 4,096 candidates than for 256 (within half a percent)"
@@ -635,7 +635,7 @@ NOT_COMPUTED = {
     "in 128 new episodes": "the default of --num-eval-episodes",
     "p (1 − p)": "a formula",
     "At 16,384 environments of Breakout-MinAtar": "results/compare.json",
-    "The 64 that": "--keep of benchmarks/estimators.py",
+    "the 64 that": "--keep of benchmarks/estimators.py",
     # Names, versions, dates.
     "You need Python 3.11, 3.12 or 3.13": "requirements.txt",
     "Installing took 40 s": "a clean clone, 2026-11-21",
