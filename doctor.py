@@ -109,7 +109,7 @@ class Args:
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
-    "nothing is left to gain (--how-many tells what larger ones would gain)",
+    "nothing is left to gain",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: the policy has hardly moved since the start",
@@ -122,7 +122,7 @@ CAUSES = {
     "unclear": "no trend can be told from its noise",
     "unknown": "none of the known causes stands out",
 }
-SMALL = 32  # transitions; smaller minibatches were not tried
+SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
 STATES = {"still": "stands still", "climbing": "climbs", "fell": "fell", "unclear": "shows no clear trend"}
 
 
@@ -248,8 +248,8 @@ def evidence(n: Numbers, label: str) -> list[str]:
 
 
 def advice(label: str, source: str, script: str | None, saved: dict, resumable: bool = True) -> list[str]:
-    """What to try, in order, as commands that work when pasted, each with where it has to start. None for a script that
-    is not of this project: a fork may have other flags. resumable: the run has a checkpoint."""
+    """What to try, in order, as commands that work when pasted, each with where it has to start. Nothing for a script
+    that is not of this project: a fork may have other flags. resumable: the run has a checkpoint."""
     if script not in records.KNOWN or label == "climbing":
         return []
     a = records.arguments_of(script, saved)
@@ -263,12 +263,20 @@ def advice(label: str, source: str, script: str | None, saved: dict, resumable: 
         return [f"{shlex.join(command(script, a, changes))}   # {why}"]
 
     def from_checkpoint(why: str, **changes: Any) -> list[str]:
-        return again(f"from the checkpoint{why}", init_from=source, **changes) if resumable else []
+        """The same from the checkpoint, if there is one."""
+        if not resumable:
+            return again(f"from scratch{why}", **changes)
+        return again(f"from the checkpoint{why}", init_from=source, **changes)
 
     def rate(why: str, factor: float) -> list[str]:
-        """With another learning rate; where the KL sets it, with another KL."""
-        name = "adaptive_lr_kl" if value("adaptive_lr_kl") else "learning_rate"
-        return again(why, **{name: getattr(a, name) * factor})
+        """With another learning rate, and another KL if that sets the rate."""
+        names = ("learning_rate", "adaptive_lr_kl") if value("adaptive_lr_kl") else ("learning_rate",)
+        return again(why, **{name: getattr(a, name) * factor for name in names})
+
+    def parts(most: int) -> int:
+        """Into how many minibatches one can be cut, at most."""
+        fits = (n for n in range(1, most + 1) if size % n == 0 and size // n >= SMALLEST_MINIBATCH)
+        return max(fits, default=1)
 
     doctor = f"python doctor.py {shlex.quote(source)}"
     branched = script in records.BRANCHED and resumable
@@ -280,32 +288,35 @@ def advice(label: str, source: str, script: str | None, saved: dict, resumable: 
     envs = again("from scratch, as many updates", **more)
     bonus = 5 * value("ent_coef", 0.002)
     entropy = again("from scratch", ent_coef=bonus)
+    steps, size = value("update_epochs", 1) * value("num_minibatches", 1), value("minibatch_size", 1)
     revived = from_checkpoint("; it may take millions of steps", ent_coef=bonus)
     step = "a smaller outer step, from scratch"
     # With a centre of mass of 0 no ratio is ever clipped; its default is 64.
     com = 16 * a.com or 64.0 if hasattr(a, "com") and a.com is not None else None
     smaller = again(step, clip_eps=value("clip_eps") / 4) if com is None else again(step, com=com)
-    steps, size = value("update_epochs", 1) * value("num_minibatches", 1), value("minibatch_size", 1)
     few = steps < arguments.FEW_STEPS and script in records.BRANCHED
     told = f"from scratch: {steps} gradient steps per update are few"
-    finer = again(told, minibatch_size=size // 8) if few and size % 8 == 0 and size // 8 >= SMALL else []
-    # experiments/inner.py: 256 gradient steps per update freed all policies that were stuck with 4.
-    parts = max(1, 256 // steps)
-    if few and size % parts == 0 and size // parts >= SMALL:
-        revived += from_checkpoint(f": {parts * steps} gradient steps per update", minibatch_size=size // parts)
+    finer = again(told, minibatch_size=size // parts(8)) if few else []
+    # experiments/inner.py: with 256 all five policies left a plateau of 4, two also unchanged; its rule: undecided.
+    if few and parts(256 // steps) > parts(8):
+        told = f"; {parts(256 // steps) * steps} gradient steps per update"
+        revived += from_checkpoint(told, minibatch_size=size // parts(256 // steps))
     # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
     many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64
-    many = many and a.num_minibatches % (8 * a.num_rollout_chunks) == 0
-    told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
-    coarser = again(told, minibatch_size=8 * size) if many else []
-    slower = rate("from scratch" + ", or from a checkpoint before it" * hasattr(a, "init_from"), 0.1)
-    if many:  # there more environments helped with as many gradient steps, and a tenth of the learning rate did
-        coarser += rate("from scratch: a smaller inner step", 0.1)
-        told = "from scratch, as many updates of as many gradient steps"
-        envs = again(told, minibatch_size=8 * size, **more)
+    coarser = []
+    if many:  # both more environments with as many gradient steps and, on Asterix, a tenth of the rate ended higher
+        told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
+        if a.num_minibatches % (8 * value("num_rollout_chunks", 1)) == 0:
+            coarser = again(told, minibatch_size=8 * size)
+        coarser += rate("from scratch: smaller steps", 0.1)
+        envs = again("from scratch, as many updates of as many gradient steps", minibatch_size=8 * size, **more)
+    slower = rate("from scratch", 0.1)
+    before = ", or with --init-from from a checkpoint before that" * (resumable and hasattr(a, "init_from"))
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = from_checkpoint("", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
-    critic = again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
+    critic = again("from scratch: targets of size 1", norm_reward=True)
+    critic += again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
+    critic *= getattr(a, "vf_coef", 1.0) > 0  # else nothing else helps
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     tries = {
         "step": [*(smaller or slower), *count, *envs, *test],
@@ -313,11 +324,11 @@ def advice(label: str, source: str, script: str | None, saved: dict, resumable: 
         "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
         "exploration": [*envs, *entropy],
         "slow": [*rate("from scratch; then 10 x again", 10.0), *test],
-        "critic": [*weight, *again("from scratch: targets of size 1", norm_reward=True), *critic, *test],
+        "critic": [*weight, *critic, *test],
         "network": [*rate("from scratch: dead units stay dead", 0.1), *tanh],
         "few updates": again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)}),
-        "diverged": slower,
-        "fell": [*(smaller or slower), *test],
+        "diverged": rate(f"from scratch{before}", 0.1),
+        "fell": [*(smaller or rate(f"from scratch{before}", 0.1)), *test],
     }
     distinct: dict[str, str] = {}  # two reasons may advise the same
     for text in tries.get(label, test):

@@ -255,7 +255,8 @@ def environment(flags: dict[str, Any]) -> str:
 
 
 def last_points(shown: Any) -> dict[str, Any]:
-    """Returns mean and interval at the end of each line of the picture; for points, at all of them."""
+    """Returns mean and interval at the end of each line of the picture; for points, at all of them. On a logarithmic
+    axis they are geometric."""
     found: dict[str, Any] = {}
     for panel, lines in getattr(shown, "panels", {}).items():
         for line in (line for line in lines if line.kind != "dots"):

@@ -104,7 +104,7 @@ ATARI_MINI = Preset(
 LONG = replace(
     PRESETS["laptop"], total_timesteps=10 * 2**20, base=PRESETS["laptop"].base | dict(seed=10), factors=(4,),
     many_factors=(1, 4, 16),
-    about="figures B1b, B1c and BN with ten times the steps of laptop and the ends of its grids, 5 other seeds",
+    about="figures B1b, B1c and BN with ten times the steps of laptop and less of its grids, 5 other seeds",
 )  # fmt: skip
 OF_SOME = {"atari-mini": (ATARI_MINI, ("B1a",)), "long": (LONG, ("B1b", "B1c", "BN"))}  # with the figures that have it
 

@@ -79,7 +79,7 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
 def _grid(what: Picture | HeatMap) -> tuple[int, int]:
     """Rows and columns of panels: of four, two of each."""
     panels, columns = (len(what.panels), what.columns) if isinstance(what, Picture) else (1, 1)
-    columns = 2 if (panels, columns) == (4, 3) else columns
+    columns = 2 if (panels, columns) == (4, COLUMNS) else columns
     return -(-panels // columns), min(panels, columns)
 
 

@@ -193,10 +193,10 @@ def test_every_command_that_it_advises_is_understood(label, script):
 
 
 @pytest.mark.parametrize(
-    "steps, minibatch, advised", [(32, 2048, 256), (32, 1024, 128), (32, 512, None), (33, 33, None)]
+    "steps, minibatch, advised", [(32, 2048, 256), (32, 1024, 128), (32, 512, None), (31, 31, None)]
 )
 def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minibatch, advised):
-    """With four epochs: 4 and 8 gradient steps are few, 16 are not; a minibatch of 33 has no eighth."""
+    """With four epochs: 4 and 8 gradient steps are few, 16 are not; one of 31 is small enough."""
     saved = {"env_id": "CartPole-v1", "num_envs": 64 if steps == 32 else 1, "num_steps": steps, "update_epochs": 4}
     tries = doctor.advice("settled", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
     told = [text for text in tries if "gradient steps per update are few" in text]
@@ -225,8 +225,12 @@ def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_ga
 
 def test_no_smaller_minibatches_are_advised_than_were_tried():
     saved = {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 32, "minibatch_size": 128, "update_epochs": 1}
-    tries = doctor.advice("settled", "runs/x", "ppo", saved)  # an eighth would have 16, for 256 steps one
-    assert len(tries) == 3 and all("--minibatch-size 128 " in text for text in tries[1:])
+    tries = doctor.advice("settled", "runs/x", "ppo", saved)  # an eighth would have 16 transitions, 256 steps one
+    _, bonus, finer, envs_ = tries
+    assert "--minibatch-size 32 " in finer and all("--minibatch-size 128 " in text for text in (bonus, envs_))
+    saved = {"env_id": "CartPole-v1", "num_envs": 3 * 2**9, "num_steps": 32, "num_minibatches": 3, "update_epochs": 1}
+    _, _, freed, *_ = doctor.advice("settled", "runs/x", "ppo", saved)  # 3 minibatches of 16,384
+    assert "--minibatch-size 256 " in freed and "192 gradient steps" in freed  # 64 parts; 85 do not divide it
 
 
 def commands(label, script, **saved):
@@ -242,9 +246,16 @@ def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsy
              if flag in text} for resumable in (True, False)
         ]  # fmt: skip
         assert needs[0] and not needs[1]
+    for label, flag in (("settled", "--ent-coef 0.05"), ("settled", "--minibatch-size 32 "), ("critic", "CartPole")):
+        tries = doctor.advice(label, "runs/x", "ppo", saved | {"vf_coef": 0.0}, False)
+        assert any(flag in text and "from scratch" in text for text in tries)
+    assert not any("--vf-coef 0.0" in text for text in tries)  # nothing else helps a critic that is not trained
     run = write_run(tmp_path / "run", course(RISE, outer__own_gain=0.0, outer__fresh_gain=0.0))
     _, without, _ = call(capsys, run)
+    (run / "checkpoints" / "400").mkdir(parents=True)
+    _, with_one, _ = call(capsys, run)
     assert "the policy has settled" in without and "--init-from" not in without
+    assert f"--init-from {run}" in with_one
 
 
 FROM_CHECKPOINT = ("--init-from", "--intervene", "--how-many")
@@ -268,23 +279,25 @@ def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
         args = ppo.Args(env_id="CartPole-v1", num_envs=64, **saved)
         assert doctor.command("ppo", args, {}) not in commands(label, ppo, **saved)
     assert any("--norm-reward" in words for words in commands("critic", ppo))
-    found = commands("no gain", pqn, minibatch_size=32)
-    assert len({tuple(words) for words in found}) == len(found) and any("--learning-rate" in x for x in found)
+    found = commands("no gain", ppo, clip_eps=0.0, minibatch_size=32)
+    assert len({tuple(words) for words in found}) == len(found) and sum("--learning-rate" in x for x in found) == 1
 
 
 def test_where_the_kl_sets_the_learning_rate_another_kl_is_advised():
     for label, factor in (("diverged", 0.1), ("slow", 10.0)):
         first, *_ = commands(label, ppo, adaptive_lr_kl=0.01)
         args = parse(ppo.Args, "", first[2:])
-        assert args.adaptive_lr_kl == pytest.approx(0.01 * factor) and args.learning_rate == ppo.Args().learning_rate
+        assert args.adaptive_lr_kl == pytest.approx(0.01 * factor)
+        assert args.learning_rate == pytest.approx(ppo.Args().learning_rate * factor)
 
 
 def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64}
-    few, many = (doctor.advice("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks}) for chunks in (8, 4))
-    assert not any("--minibatch-size 512" in text for text in few) and any(
-        "--minibatch-size 512" in text for text in many
-    )
+    for chunks, larger in ((8, 0), (4, 1)):
+        tries = doctor.advice("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks})
+        more = [text for text in tries if "--minibatch-size 512" in text and "--num-envs 512" in text]
+        assert len(more) == 1  # as many gradient steps with 8 x the environments, in any case
+        assert sum("--minibatch-size 512" in text for text in tries) == 1 + larger
 
 
 CSV = {
