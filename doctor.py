@@ -271,7 +271,7 @@ def advice(label: str, source: str, script: str | None, saved: dict, resumable: 
     def rate(why: str, factor: float) -> list[str]:
         """With another learning rate, and another KL if that sets the rate."""
         names = ("learning_rate", "adaptive_lr_kl") if value("adaptive_lr_kl") else ("learning_rate",)
-        return again(why, **{name: getattr(a, name) * factor for name in names})
+        return again(why, **{name: float(f"{getattr(a, name) * factor:.6g}") for name in names})
 
     def parts(most: int) -> int:
         """Into how many minibatches one can be cut, at most."""
@@ -313,7 +313,7 @@ def advice(label: str, source: str, script: str | None, saved: dict, resumable: 
     slower = rate("from scratch", 0.1)
     before = ", or with --init-from from a checkpoint before that" * (resumable and hasattr(a, "init_from"))
     total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
-    weight = from_checkpoint("", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
+    weight = from_checkpoint("; trains the values more", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: targets of size 1", norm_reward=True)
     critic += again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     critic *= getattr(a, "vf_coef", 1.0) > 0  # else nothing else helps
