@@ -15,7 +15,6 @@ import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
 import json
-import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -25,12 +24,11 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import Positional
 
-from common.envs import on_host
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Fraction, Positive, UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import diagnosis, grid, how_many, levers, records
+from experiments import advice, diagnosis, grid, how_many, levers, records
 from experiments.diagnosis import Course, Numbers, Trend
 
 OF_MODE = {  # flags that mean something with another one only
@@ -105,7 +103,7 @@ class Args:
         object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
 
 
-# What each label means. `advice` has what to try.
+# What each label means. experiments/advice.py has what to try.
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
@@ -122,7 +120,6 @@ CAUSES = {
     "unclear": "no trend can be told from its noise",
     "unknown": "none of the known causes stands out",
 }
-SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
 STATES = {"still": "stands still", "climbing": "climbs", "fell": "fell", "unclear": "shows no clear trend"}
 
 
@@ -198,7 +195,8 @@ def report(source: str, script: str | None, saved: dict, courses: list[Course], 
     share = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
     lines.append(f"likely: {CAUSES[label]}{share}")
     lines += ["  " + line for line in evidence(n, label)]
-    tries = advice(label, source, script, saved, bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints")))
+    resumable = bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints"))
+    tries = advice.what_to_try(label, source, script, saved, resumable)
     return lines + (["try, in this order:"] if tries else []) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
 
 
@@ -245,109 +243,6 @@ def evidence(n: Numbers, label: str) -> list[str]:
     rest = [said[key] for key in said if key not in own]
     lines = {"for it": [said[key] for key in own], "beside it": rest}
     return [f"{title}: {'; '.join(texts)}" for title, texts in lines.items() if texts]
-
-
-def advice(label: str, source: str, script: str | None, saved: dict, resumable: bool = True) -> list[str]:
-    """What to try, in order, as commands that work when pasted, each with where it has to start. Nothing for a script
-    that is not of this project: a fork may have other flags. resumable: the run has a checkpoint."""
-    if script not in records.KNOWN or label == "climbing":
-        return []
-    a = records.arguments_of(script, saved)
-    value = lambda name, other=0.0: getattr(a, name, None) or other  # noqa: E731
-
-    def again(why: str, **changes: Any) -> list[str]:
-        """The run's command with changes, if the script has these flags and they change anything."""
-        known = all(name in a.__dataclass_fields__ for name in changes)
-        if not known or all(getattr(a, name) == to for name, to in changes.items()):
-            return []
-        return [f"{shlex.join(command(script, a, changes))}   # {why}"]
-
-    def from_checkpoint(why: str, **changes: Any) -> list[str]:
-        """The same from the checkpoint, if there is one."""
-        if not resumable:
-            return again(f"from scratch{why}", **changes)
-        return again(f"from the checkpoint{why}", init_from=source, **changes)
-
-    def rate(why: str, factor: float) -> list[str]:
-        """With another learning rate, and another KL if that sets the rate."""
-        names = ("learning_rate", "adaptive_lr_kl") if value("adaptive_lr_kl") else ("learning_rate",)
-        return again(why, **{name: float(f"{getattr(a, name) * factor:.6g}") for name in names})
-
-    def parts(most: int) -> int:
-        """Into how many minibatches one can be cut, at most."""
-        fits = (n for n in range(1, most + 1) if size % n == 0 and size // n >= SMALLEST_MINIBATCH)
-        return max(fits, default=1)
-
-    doctor = f"python doctor.py {shlex.quote(source)}"
-    branched = script in records.BRANCHED and resumable
-    test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
-    test *= branched and a.num_updates >= 32  # a quarter of the run holds an update of 8 x the environments
-    count = [f"{doctor} --how-many   # with how many environments it would gain"]
-    count *= branched and not on_host(a.env_id)
-    more = {"num_envs": 8 * value("num_envs", 1), "total_timesteps": 8 * value("total_timesteps", 1)}
-    envs = again("from scratch, as many updates", **more)
-    bonus = 5 * value("ent_coef", 0.002)
-    entropy = again("from scratch", ent_coef=bonus)
-    steps, size = value("update_epochs", 1) * value("num_minibatches", 1), value("minibatch_size", 1)
-    revived = from_checkpoint("; it may take millions of steps", ent_coef=bonus)
-    step = "a smaller outer step, from scratch"
-    # With a centre of mass of 0 no ratio is ever clipped; its default is 64.
-    com = 16 * a.com or 64.0 if hasattr(a, "com") and a.com is not None else None
-    smaller = again(step, clip_eps=value("clip_eps") / 4) if com is None else again(step, com=com)
-    few = steps < arguments.FEW_STEPS and script in records.BRANCHED
-    told = f"from scratch: {steps} gradient steps per update are few"
-    finer = again(told, minibatch_size=size // parts(8)) if few else []
-    # experiments/inner.py: with 256 all five policies left a plateau of 4, two also unchanged; its rule: undecided.
-    if few and parts(256 // steps) > parts(8):
-        told = f"; {parts(256 // steps) * steps} gradient steps per update"
-        revived += from_checkpoint(told, minibatch_size=size // parts(256 // steps))
-    # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
-    many = steps >= 8 * arguments.FEW_STEPS and value("minibatch_size", 128) <= 64
-    coarser = []
-    if many:  # both more environments with as many gradient steps and, on Asterix, a tenth of the rate ended higher
-        told = f"from scratch: {steps} gradient steps on {value('batch_size', 1):,} transitions are many"
-        if a.num_minibatches % (8 * value("num_rollout_chunks", 1)) == 0:
-            coarser = again(told, minibatch_size=8 * size)
-        coarser += rate("from scratch: smaller steps", 0.1)
-        envs = again("from scratch, as many updates of as many gradient steps", minibatch_size=8 * size, **more)
-    slower = rate("from scratch", 0.1)
-    before = ", or with --init-from from a checkpoint before that" * (resumable and hasattr(a, "init_from"))
-    total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
-    weight = from_checkpoint("; trains the values more", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
-    critic = again("from scratch: targets of size 1", norm_reward=True)
-    critic += again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
-    critic *= getattr(a, "vf_coef", 1.0) > 0  # else nothing else helps
-    tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
-    tries = {
-        "step": [*(smaller or slower), *count, *envs, *test],
-        "no gain": [*count, *coarser, *(smaller or slower), *envs, *test],
-        "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
-        "exploration": [*envs, *entropy],
-        "slow": [*rate("from scratch; then 10 x again", 10.0), *test],
-        "critic": [*weight, *critic, *test],
-        "network": [*rate("from scratch: dead units stay dead", 0.1), *tanh],
-        "few updates": again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)}),
-        "diverged": rate(f"from scratch{before}", 0.1),
-        "fell": [*(smaller or rate(f"from scratch{before}", 0.1)), *test],
-    }
-    distinct: dict[str, str] = {}  # two reasons may advise the same
-    for text in tries.get(label, test):
-        distinct.setdefault(text.partition("   #")[0], text)
-    return list(distinct.values())
-
-
-def command(script: str, args: Any, changes: dict[str, Any]) -> list[str]:
-    """The command line of these arguments with some changed: what differs from the defaults, the environment, and
-    sizes whose default depends on other sizes."""
-    fields = args.__dataclass_fields__
-    derived = {"num_minibatches", "base_num_envs", "search_batch"}  # from flags that may change
-    if "exploration_timesteps" in fields and args.exploration_timesteps == args.total_timesteps // 10:
-        derived.add("exploration_timesteps")
-    values = {name: getattr(args, name) for name in fields if name not in derived} | changes
-    default = type(args)(**{"env_id": args.env_id} if "env_id" in fields else {})
-    always = ("env_id", "minibatch_size", "sequence_length")
-    named = {k: v for k, v in values.items() if v is not None and (k in always or v != getattr(default, k))}
-    return ["python", f"{script}.py", *grid.spelled(named)]
 
 
 def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:

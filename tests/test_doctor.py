@@ -22,7 +22,7 @@ from common import envs
 from common.run import checkpoints
 from common.run.arguments import UsageError, parse
 from common.run.run import main as run_main
-from experiments import diagnosis, doctor_cases, grid, how_many, levers
+from experiments import advice, diagnosis, doctor_cases, grid, how_many, levers
 
 LINES = 200
 X = np.linspace(0, 1, LINES)
@@ -181,7 +181,7 @@ def test_the_report_of_a_run(tmp_path, capsys):
 def test_every_command_that_it_advises_is_understood(label, script):
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "vf_coef": 0.0, "activation": "relu"}
     saved |= {"run_name": "x", "num_minibatches": 8, "hidden_sizes": [32, 32], "norm_obs": True, "seed": 3}
-    tries = doctor.advice(label, "runs/x", script.__name__, saved)
+    tries = advice.what_to_try(label, "runs/x", script.__name__, saved)
     assert tries or label == "climbing"
     commands = [shlex.split(text.partition("   #")[0]) for text in tries if text.startswith("python")]
     assert commands or label == "climbing"
@@ -198,7 +198,7 @@ def test_every_command_that_it_advises_is_understood(label, script):
 def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minibatch, advised):
     """With four epochs: 4 and 8 gradient steps are few, 16 are not; one of 31 is small enough."""
     saved = {"env_id": "CartPole-v1", "num_envs": 64 if steps == 32 else 1, "num_steps": steps, "update_epochs": 4}
-    tries = doctor.advice("settled", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
+    tries = advice.what_to_try("settled", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
     told = [text for text in tries if "gradient steps per update are few" in text]
     assert len(told) == (advised is not None)
     assert all(f"--minibatch-size {advised}" in text for text in told)
@@ -214,7 +214,7 @@ def test_few_gradient_steps_per_update_are_told_to_a_settled_policy(steps, minib
 def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_gain(envs_, minibatch, advised):
     """With four epochs of 32 steps: minibatches of at most 64 are small, 128 gradient steps and more are many."""
     saved = {"env_id": "CartPole-v1", "num_envs": envs_, "num_steps": 32, "update_epochs": 4}
-    tries = doctor.advice("no gain", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
+    tries = advice.what_to_try("no gain", "runs/x", "ppo", saved | {"minibatch_size": minibatch})
     told = [text for text in tries if "transitions are many" in text]
     assert len(told) == (advised is not None)
     assert all(f"--minibatch-size {advised}" in text for text in told)
@@ -225,29 +225,27 @@ def test_many_gradient_steps_on_few_transitions_are_told_to_an_update_without_ga
 
 def test_no_smaller_minibatches_are_advised_than_were_tried():
     saved = {"env_id": "CartPole-v1", "num_envs": 8, "num_steps": 32, "minibatch_size": 128, "update_epochs": 1}
-    tries = doctor.advice("settled", "runs/x", "ppo", saved)  # an eighth would have 16 transitions, 256 steps one
+    tries = advice.what_to_try("settled", "runs/x", "ppo", saved)  # an eighth would have 16 transitions, 256 steps one
     _, bonus, finer, envs_ = tries
     assert "--minibatch-size 32 " in finer and all("--minibatch-size 128 " in text for text in (bonus, envs_))
     saved = {"env_id": "CartPole-v1", "num_envs": 3 * 2**9, "num_steps": 32, "num_minibatches": 3, "update_epochs": 1}
-    _, _, freed, *_ = doctor.advice("settled", "runs/x", "ppo", saved)  # 3 minibatches of 16,384
+    _, _, freed, *_ = advice.what_to_try("settled", "runs/x", "ppo", saved)  # 3 minibatches of 16,384
     assert "--minibatch-size 256 " in freed and "192 gradient steps" in freed  # 64 parts; 85 do not divide it
 
 
 def commands(label, script, **saved):
-    tries = doctor.advice(label, "runs/x", script.__name__, {"env_id": "CartPole-v1", "num_envs": 64} | saved)
+    tries = advice.what_to_try(label, "runs/x", script.__name__, {"env_id": "CartPole-v1", "num_envs": 64} | saved)
     return [shlex.split(text.partition("   #")[0]) for text in tries if text.startswith("python")]
 
 
 def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsys):
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 2048}
     for label in ("settled", "no gain", "unclear"):
-        needs = [
-            {flag for text in doctor.advice(label, "runs/x", "ppo", saved, resumable) for flag in FROM_CHECKPOINT
-             if flag in text} for resumable in (True, False)
-        ]  # fmt: skip
-        assert needs[0] and not needs[1]
+        resumable, fresh = (" ".join(advice.what_to_try(label, "runs/x", "ppo", saved, has)) for has in (True, False))
+        needs = ("--init-from", "--intervene", "--how-many")
+        assert any(flag in resumable for flag in needs) and not any(flag in fresh for flag in needs)
     for label, flag in (("settled", "--ent-coef 0.05"), ("settled", "--minibatch-size 32 "), ("critic", "CartPole")):
-        tries = doctor.advice(label, "runs/x", "ppo", saved | {"vf_coef": 0.0}, False)
+        tries = advice.what_to_try(label, "runs/x", "ppo", saved | {"vf_coef": 0.0}, False)
         assert any(flag in text and "from scratch" in text for text in tries)
     assert not any("--vf-coef 0.0" in text for text in tries)  # nothing else helps a critic that is not trained
     run = write_run(tmp_path / "run", course(RISE, outer__own_gain=0.0, outer__fresh_gain=0.0))
@@ -256,9 +254,6 @@ def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsy
     _, with_one, _ = call(capsys, run)
     assert "the policy has settled" in without and "--init-from" not in without
     assert f"--init-from {run}" in with_one
-
-
-FROM_CHECKPOINT = ("--init-from", "--intervene", "--how-many")
 
 
 def test_single_updates_are_not_advised_for_environments_on_the_host():
@@ -277,7 +272,7 @@ def test_branches_are_advised_if_a_quarter_of_the_run_holds_an_update_of_theirs(
 def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
     for label, saved in (("critic", {"norm_reward": True}), ("fell", {"clip_eps": 0.0}), ("critic", {})):
         args = ppo.Args(env_id="CartPole-v1", num_envs=64, **saved)
-        assert doctor.command("ppo", args, {}) not in commands(label, ppo, **saved)
+        assert advice.command("ppo", args, {}) not in commands(label, ppo, **saved)
     assert any("--norm-reward" in words for words in commands("critic", ppo))
     found = commands("no gain", ppo, clip_eps=0.0, minibatch_size=32)
     assert len({tuple(words) for words in found}) == len(found) and sum("--learning-rate" in x for x in found) == 1
@@ -294,7 +289,7 @@ def test_where_the_kl_sets_the_learning_rate_another_kl_is_advised():
 def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64}
     for chunks, larger in ((8, 0), (4, 1)):
-        tries = doctor.advice("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks})
+        tries = advice.what_to_try("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks})
         more = [text for text in tries if "--minibatch-size 512" in text and "--num-envs 512" in text]
         assert len(more) == 1  # as many gradient steps with 8 x the environments, in any case
         assert sum("--minibatch-size 512" in text for text in tries) == 1 + larger
@@ -378,7 +373,7 @@ def test_the_line_of_a_search_is_none_of_training(tmp_path):
 def test_a_centre_of_mass_of_nought_is_raised_too(com, advised, lever):
     """With COM 0 the clip does nothing; 16 gradient steps is how far PPO's own proximal policy is behind here."""
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "com": com}
-    first = doctor.advice("step", "runs/x", "ppo_ewma", saved)[0].partition("   #")[0]
+    first = advice.what_to_try("step", "runs/x", "ppo_ewma", saved)[0].partition("   #")[0]
     assert parse(ppo_ewma.Args, "", shlex.split(first)[2:]).com == advised
     known = levers.levers_of(ppo_ewma.Args(**saved), fresh=True)
     assert known["com"].flags == {"com": lever}
@@ -388,16 +383,16 @@ def test_a_centre_of_mass_of_nought_is_raised_too(com, advised, lever):
 def test_flags_that_follow_from_others_are_not_repeated(label):
     """A tenth of the steps for exploration, and as many levels in a batch of a search as divide an update's."""
     saved = asdict(pqn.Args(num_envs=64, minibatch_size=256, total_timesteps=1_024_000))
-    for text in doctor.advice(label, "runs/x", "pqn", saved):
+    for text in advice.what_to_try(label, "runs/x", "pqn", saved):
         if text.startswith("python pqn.py"):
             args = parse(pqn.Args, "", shlex.split(text.partition("   #")[0])[2:])
             assert args.exploration_timesteps == args.total_timesteps // 10
     saved = asdict(ppo_rnn.Args(num_steps=128, sequence_length=32))
-    for text in doctor.advice(label, "runs/x", "ppo_rnn", saved):
+    for text in advice.what_to_try(label, "runs/x", "ppo_rnn", saved):
         if text.startswith("python ppo_rnn.py"):
             assert parse(ppo_rnn.Args, "", shlex.split(text.partition("   #")[0])[2:]).sequence_length == 32
     saved = {"search_batch": 1024, "num_envs": 2048}
-    for text in doctor.advice(label, "runs/x", "sfl_kinetix", saved):
+    for text in advice.what_to_try(label, "runs/x", "sfl_kinetix", saved):
         assert "--search-batch" not in text
 
 
