@@ -110,6 +110,7 @@ OF_SOME = {"atari-mini": (ATARI_MINI, ("B1a",)), "long": (LONG, ("B1b", "B1c", "
 
 
 def presets_of(figure: str) -> dict[str, Preset]:
+    """By name: those of all figures, then those of some."""
     return PRESETS | {name: preset for name, (preset, figures) in OF_SOME.items() if figure in figures}
 
 

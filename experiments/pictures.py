@@ -89,7 +89,8 @@ def described(what: Picture | HeatMap) -> str:
     curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
     few = curves and all(line.y.shape[1] <= FEW for line in curves)
     on_log = isinstance(what, Picture) and what.log_y
-    return what.shows.replace(MEAN, MEDIAN if few else "Geometric " + MEAN.lower() if on_log else MEAN)
+    mean = "Geometric " + MEAN.lower() if on_log else MEAN
+    return what.shows.replace(MEAN, MEDIAN if few else mean)
 
 
 def _colours(labels: Sequence[str]) -> dict[str, Any]:
@@ -223,9 +224,9 @@ def _draw_heat_map(figure: Any, what: HeatMap) -> None:
     axes.set_yticks(range(len(what.rows)), what.rows)
     axes.set_xlabel(what.x_label)
     axes.set_ylabel(what.y_label)
-    middle = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
+    half = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
     for (row, column), value in np.ndenumerate(what.values):
-        colour = "white" if value < middle else "black"
+        colour = "white" if value < half else "black"
         axes.text(
             column,
             row,

@@ -740,6 +740,9 @@ def test_the_list_of_some_figures_names_no_others(monkeypatch, capsys, tmp_path,
     call(monkeypatch, "B6", "--list", "--runs-dir", tmp_path, "--results-dir", tmp_path)
     text = capsys.readouterr().out
     assert paper_a.CITATION not in text and "  B6  PQN (pqn.py)" in text and "B5" not in text
+    assert "atari-mini" not in text.partition("  B6  ")[2] and "long" not in text.partition("  B6  ")[2]
+    call(monkeypatch, "B1b", "--list", "--runs-dir", tmp_path, "--results-dir", tmp_path)
+    assert "; long 0/9 runs" in capsys.readouterr().out
 
 
 def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, tmp_path, worlds, in_root):

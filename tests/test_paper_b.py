@@ -513,8 +513,8 @@ def test_a_logarithmic_axis_has_geometric_means():
 def test_four_panels_make_a_square():
     for panels, expected in ((2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (6, (2, 3))):
         assert pictures._grid(pictures.Picture({str(i): [] for i in range(panels)}, "", "")) == expected
-    two = pictures.Picture({str(i): [] for i in range(4)}, "", "", columns=1)
-    assert pictures._grid(two) == (4, 1)
+    below = pictures.Picture({str(i): [] for i in range(4)}, "", "", columns=1)
+    assert pictures._grid(below) == (4, 1)
 
 
 @pytest.mark.parametrize("log_x", [True, False])
@@ -729,10 +729,13 @@ def test_one_game_of_atari_has_both_scripts(monkeypatch, tmp_path):
     _, _, summary = drawn(monkeypatch, tmp_path, "B1a", tmp_path / "nothing", "atari-mini")
     decides, reported = summary["checks"]
     assert reported["what"] == "PQN: " + decides["what"] and reported["outcome"] == "reported"
+    assert [line.split("|")[1:4] for line in figures.tally("atari-mini", tmp_path).split("\n")[2:]] == [
+        [" paper B ", " 1 ", " 1 "]
+    ]
 
 
 def test_the_long_preset_is_the_laptops_with_ten_times_the_steps(monkeypatch, tmp_path):
-    """Other seeds, and the ends of the grids only, so that B1c asks of E × 4 what it asks there of E × 2."""
+    """Other seeds, and only some of the grids' factors, so that B1c asks of E × 4 what it asks there of E × 2."""
     assert [name for name in figures.FIGURES if "long" in figures.presets_of(name)] == ["B1b", "B1c", "BN"]
     how = {"total_timesteps", "seed", "checkpoint_every", "log_every", "plasticity_every"}
     for name, kept in (("B1b", 3), ("B1c", 4), ("BN", 6)):
