@@ -82,6 +82,7 @@ def inner():
         cells = [f"{spread(of(ends, n, m), 1)}; {np.mean(of(kept, n, m)):.2f}" for m in (1, 8, 64)]
         yield f"| {n:,} | {' | '.join(cells)} |"
     mean = lambda key, m: [np.mean(of(key, n, m)) for n in sizes]  # noqa: E731
+    assert all(4.9 < x < 6 for x in mean(ends, 1)) and mean(ends, 64)[0] < 0.7 * mean(ends, 64)[2]
     every = found["return of runs with one minibatch after all steps, last tenth"]
     after = [np.mean(every[name("Breakout", n, 1)]) for n in sizes]
     assert abs(after[0] - np.mean(late["64"])) < 0.01
@@ -594,8 +595,11 @@ NOT_COMPUTED = {
     "a fresh gain near 0 alone is no plateau": "docs/doctor.md",
     "at a return of 5, for every number of environments": "LEVELS",
     ", with 4, 32 and 256 gradient steps": "MINIBATCHES",
-    "rollout of 32 steps, and PPO then trains on it for four epochs: on the left of 1 minibatch, which makes 4": "FEW",
-    "else of 64, which makes 256": "MANY",
+    "On the left an update takes 4 gradient steps, and all runs stand still near 5": "computed in inner()",
+    "those with 4,096 environments, too": "the same",
+    "On the right it takes 256: with 64 environments runs end far lower than with 4,096": "the same",
+    "In an update all environments play a rollout of 32 steps": "FEW",
+    "on the left of 1 minibatch, which makes 4 gradient steps per update, else of 64, which makes 256": "FEW, MANY",
     "Dashed are 64 environments with 4; runs with 32 are not drawn": "experiments/inner.py",
     "The learning rate is 10⁻³": "the default",
     "512 and 4,096 environments pause on it as well": "docs/headline.md",
