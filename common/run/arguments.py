@@ -462,7 +462,8 @@ def describe(args: Any, num_minibatches: int | None = None, minibatch_size: int 
     inner = args.update_epochs * count
     said = (
         f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.batch_size} transitions, each "
-        f"{args.update_epochs} epochs of {count} minibatches of {size}: {args.num_updates * inner:,} gradient steps"
+        f"{args.update_epochs} epochs of {count} minibatches of {size}: {inner:,} gradient steps, "
+        f"{args.num_updates * inner:,} in all"
     )
     if args.num_updates < 100:
         advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
