@@ -217,7 +217,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
     seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
     seeds *= len({dict(cell.flags).get("seed") for cell in needed})
     diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
-    gone = "count as random policies" if figure.suite else "are left out of the picture"
+    gone = "count as random policies" if figure.suite else "count as random policies at the end"
     gone = "count as a solve rate of 0 at the end" if paper is sfl else gone
     caption = (
         f"{where}, {seeds} seed{'s' * (seeds != 1)}."

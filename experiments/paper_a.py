@@ -306,7 +306,7 @@ def score_axis(p: Preset) -> str:
 )
 def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
     """Draws a panel per value, from weak to strong regularisation. The strongest epsilon is 0; that it learns at all,
-    with many epochs, is part of the claim, so there more than nothing is enough."""
+    with many epochs, is part of the claim, so there less is enough."""
     values, epochs = parts(cells, 0), parts(cells, 1)
     panels = {
         f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in epochs}, lambda e: f"--update-epochs {e}")
@@ -319,7 +319,7 @@ def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
     slow = f"final score, {flag} {strong:g}, {many} epochs less {few}"
     checks = [
         difference(what, fewer, final[weak, many], above=MARGIN),
-        difference(slow, final[strong, many], final[strong, few], above=MARGIN if strong else 0.0),
+        difference(slow, final[strong, many], final[strong, few], above=MARGIN if strong else d.p.unclipped_gain),
     ]
     return Picture(panels, STEPS, axis(d.p)), checks
 
@@ -375,9 +375,11 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
     In the checks, a sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those
     that are compared."""
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
-    dots = {
-        budget: np.stack([up_to(d, run, budget) for run in cells.values()]) for budget in budgets
-    }  # [runs, seeds, 3]
+    # Long runs log more rarely than short ones, so lines are averaged over as many steps in all of them.
+    width = max(dict(run.flags)["log_every"] for run in cells.values()) * d.p.steps_per_update
+    dots = {budget: np.stack([up_to(d, run, budget, width) for run in cells.values()]) for budget in budgets}
+    known = np.all([np.isfinite(xy[..., :2]).all((1, 2)) for xy in dots.values()], axis=0)  # not of diverged ones
+    dots = {budget: xy[known] if known.any() else xy for budget, xy in dots.items()}  # [runs, seeds, 3]
     scale = d.p.high - d.p.low
     lines = [
         Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
@@ -447,12 +449,13 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
     return Check(what, *found, above=0.0, samples=(first, last), how=how)
 
 
-def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
+def up_to(d: Data, run: Cell, budget: int, width: int) -> np.ndarray:
     """Returns [seeds, 3]: median DDR, best score (running mean), and the sum of the gains on fresh transitions over
-    that of the updates' own gains, within the first `budget` steps."""
+    that of the updates' own gains, within the first `budget` steps. What was logged is averaged over `width` steps."""
     lines = [line for line in d.lines(run) if line["global_step"] <= budget]
     ddr, score, fresh, own = (
-        plots.series(lines, key)[1] for key in ("outer/ddr", d.p.performance, "outer/fresh_gain", "outer/own_gain")
+        pooled(*plots.series(lines, key), width)
+        for key in ("outer/ddr", d.p.performance, "outer/fresh_gain", "outer/own_gain")
     )
     seeds = dict(run.flags)["num_seeds"]
     if not len(ddr) or not len(score):
@@ -462,6 +465,12 @@ def up_to(d: Data, run: Cell, budget: int) -> np.ndarray:
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
     ddr = np.where(ddr > 0, ddr, np.nan)  # a KL below float32's precision may come out negative
     return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0), quotient], axis=1)
+
+
+def pooled(steps: np.ndarray, values: np.ndarray, width: int) -> np.ndarray:
+    """Means of the values [T, seeds] over every `width` steps, ignoring NaN. -> [parts, seeds]"""
+    part = np.ceil(steps / width)
+    return np.array([plots.mean_and_ci(values[part == i].T)[0] for i in np.unique(part)]).reshape(-1, values.shape[1])
 
 
 def recipe_checks(d: Data, cells: Cells) -> list[Check]:

@@ -9,6 +9,8 @@ RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr
 BOWL_RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
 BOWL_PLATEAU, BOWL_GOOD = 0.5, 0.01
 BOWL_CHANGED, BOWL_SWITCH = (0.5, 0.01), 500
+CLIP_EPS = 0.2  # the scripts' default
+OF_LENGTH = ("total_timesteps", "log_every", "checkpoint_every")  # flags that follow from a run's length
 
 Cells = dict[Any, Cell]
 
@@ -41,6 +43,7 @@ class Preset:
     scaled_envs: tuple[int, ...]  # figures 9, 13 and 14; includes the base
     scaled_seeds: int
     checkpoints: int  # per run; even, since figure 3 starts from the one half-way
+    unclipped_gain: float = 0.0  # figure 6b: by more than this many epochs have to beat few where ε is 0
 
     @property
     def steps_per_update(self) -> int:
@@ -93,7 +96,7 @@ PRESETS = {
         learning_rates=(3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_coms=(8.0, 512.0, 4096.0),
         epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
         grid_coms=(8.0, 64.0, 512.0, 4096.0), grid_epsilons=(0.02, 0.1, 0.2, 0.6),
-        scaled_envs=(16, 64, 256), scaled_seeds=5, checkpoints=2,
+        scaled_envs=(16, 64, 256), scaled_seeds=5, checkpoints=2, unclipped_gain=0.1,
     ),
     "gpu": Preset(
         about="Kinetix locomotion on one GPU; paper A's sizes, 134M steps, 3 seeds",
@@ -216,7 +219,8 @@ def speed_cells(p: Preset) -> Cells:
 
 
 def ddr_cells(p: Preset) -> Cells:
-    """Returns all runs of figures 5, 6 and 12, which differ in step size and age, not in data per update."""
+    """Returns all runs of figures 5, 6 and 12, which differ in step size and age, not in data per update. Those that
+    differ in their length only are one: the first, which is the longest."""
     grids = {
         "COM": com_cells,
         "ε": eps_cells,
@@ -224,7 +228,13 @@ def ddr_cells(p: Preset) -> Cells:
         "ε × E": eps_epoch_cells,
         "COM × ε": grid_cells,
     }
-    return {(kind, key): run for kind, cells in grids.items() for key, run in cells(p).items()}
+    distinct: Cells = {}
+    for kind, cells in grids.items():
+        for key, run in cells(p).items():
+            flags = {"clip_eps": CLIP_EPS} | dict(run.flags)
+            alike = run.script, *sorted((name, value) for name, value in flags.items() if name not in OF_LENGTH)
+            distinct.setdefault(alike, ((kind, key), run))
+    return dict(distinct.values())
 
 
 def bowl_cells(p: Preset) -> Cells:

@@ -5,6 +5,7 @@ import functools
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -259,7 +260,53 @@ def test_the_three_recipes_are_one_run_at_the_base(preset):
 
 def test_figure_8_needs_no_runs_of_its_own():
     have = {c.name for n in ("5a", "5b", "6a", "6b", "12a") for c in paper_a.FIGURES[n].cells(LAPTOP).values()}
-    assert {c.name for c in paper_a.FIGURES["8"].cells(LAPTOP).values()} == have
+    assert {c.name for c in paper_a.FIGURES["8"].cells(LAPTOP).values()} < have
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_figure_8_counts_no_run_twice(preset):
+    """By all arguments but those of its length, as the script fills them in."""
+    of_length = dict(total_timesteps=2**30, log_every=1, checkpoint_every=1, run_name=None)
+    all_of = lambda cell: (cell.script, str(replace(args_of(cell), **of_length)))  # noqa: E731
+    cells = {name: paper_a.FIGURES[name].cells(PRESETS[preset]) for name in ("5a", "5b", "6a", "6b", "12a", "8")}
+    ours, every = (
+        [all_of(cell) for name in names for cell in cells[name].values()] for names in (["8"], list(cells)[:-1])
+    )
+    assert len(ours) == len(set(ours)) == len(set(every)) < len(every)
+    longest = max(dict(cell.flags)["total_timesteps"] for cell in cells["5a"].values())
+    assert all(
+        dict(cell.flags)["total_timesteps"] == longest for (kind, _), cell in cells["8"].items() if kind == "COM"
+    )
+
+
+def test_a_run_is_the_same_dot_however_often_it_logs(tmp_path):
+    """Two lines of 2,048 steps each, or one of 4,096 with their means."""
+    rng = np.random.default_rng(0)
+    ddr, returns = rng.uniform(1e4, 1e6, (2, 64, 2))
+    kept = {"outer/ddr": ddr, "charts/episodic_return": returns, "outer/own_gain": ddr, "outer/fresh_gain": returns}
+    dots = []
+    for every in (1, 2):
+        cell = Cell("ppo", f"every-{every}", (("num_seeds", 2),), 64, None, 0)
+        pooled = {key: values.reshape(64 // every, every, 2).mean(1) for key, values in kept.items()}
+        lines = [
+            {"update": i * every, "global_step": 2048 * i * every} | {k: v[i - 1].tolist() for k, v in pooled.items()}
+            for i in range(1, 64 // every + 1)
+        ]
+        write_run(tmp_path, cell, lines)
+        dots.append(paper_a.up_to(Data(LAPTOP, tmp_path), cell, 40 * 2048, 4096))
+    np.testing.assert_allclose(*dots)
+    means = returns[:40].reshape(20, 2, 2).mean(1)
+    best = np.max([means[max(0, i - 3) : i + 1].mean(0) for i in range(20)], axis=0)
+    np.testing.assert_allclose(dots[0][:, 0], np.exp(np.median(np.log(ddr[:40].reshape(20, 2, 2).mean(1)), 0)))
+    np.testing.assert_allclose(dots[0][:, 1], (best - LAPTOP.low) / (LAPTOP.high - LAPTOP.low))
+    np.testing.assert_allclose(dots[0][:, 2], returns[:40].sum(0) / ddr[:40].sum(0))
+
+
+@pytest.mark.parametrize("preset, asked", [("laptop", 0.0), ("breakout", 0.1)])
+def test_each_preset_asks_of_epsilon_0_what_its_rules_ask(preset, asked, tmp_path):
+    cells = paper_a.FIGURES["6b"].cells(PRESETS[preset])
+    _, (_, learns) = paper_a.FIGURES["6b"].show(Data(PRESETS[preset], tmp_path), cells)
+    assert learns.above == asked and "--clip-eps 0," in learns.what
 
 
 def test_a_collapse_is_the_difference_of_two_analyses_of_variance():
