@@ -281,13 +281,14 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, prints which lever lifts the return above the control, and draws them."""
     found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
-    script, run = record["script"], f"{found}@{updates[-1]}"
+    script, update = record["script"], checkpoints.newest_readable(found, updates) or updates[-1]
+    run = f"{found}@{update}"
     if script not in records.BRANCHED:
         raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
     saved = records.arguments_of(script, record["args"])
     if (saved.anneal_lr or saved.adaptive_lr_kl is not None) and not args.fresh:
-        adapted = levers.adapted_rate(found, updates[-1]) if saved.adaptive_lr_kl is not None else None
-        saved = records.with_rate_of(saved, updates[-1], adapted)
+        adapted = levers.adapted_rate(found, update) if saved.adaptive_lr_kl is not None else None
+        saved = records.with_rate_of(saved, update, adapted)
         verb = "keep" if saved.adaptive_lr_kl is None else "begin with"
         say(f"branches {verb} the learning rate that the run had reached, {saved.learning_rate:.2g}")
     known = levers.levers_of(saved, args.fresh)
@@ -344,8 +345,11 @@ def compare(args: Args, run: str, folder: Path, cells: dict, chosen: dict[str, l
             if o.lever != "control" and not against:
                 against = f"{o.difference:+9.3g} (one seed)" if np.isfinite(o.difference) else "not finished"
             print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
-    name = "levers_from_scratch.png" if args.fresh else "levers.png"
-    draw_levers(run, folder, cells, chosen, folder.parent / name)
+    out = folder.parent / ("levers_from_scratch.png" if args.fresh else "levers.png")
+    try:
+        draw_levers(run, folder, cells, chosen, out)
+    except OSError as error:
+        say(f"warning: cannot write {out} ({error.strerror or error})")
 
 
 def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], out: Path) -> None:

@@ -525,12 +525,13 @@ def train(args: Args) -> Path:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     # Floats: log_prob, value, reward, final_value, advantage, target.
     memory.check(args, env, shapes, floats=6, activations=memory.activations(args, env), sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME)
     print(arguments.describe(args))
 
     state = init(keys)
     if args.init_from and not args.resume:
         fresh = "critic" if args.fresh_critic else None
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, fresh))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

@@ -563,12 +563,13 @@ def train(args: Args) -> Path:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     # Floats: log_prob, value, reward, final_value, advantage, target.
     memory.check(args, env, shapes, floats=6, activations=memory.activations(args, env), sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME, may_lack="proximal")
     print(arguments.describe(args))
 
     state = init(keys)
     if args.init_from and not args.resume:
         fresh = "critic" if args.fresh_critic else None
-        learner = checkpoints.load_learner(args, state.learner, SAME, fresh, may_lack="proximal")
+        learner = checkpoints.load_learner(args, state.learner, fresh, may_lack="proximal")
         if learner.proximal is None:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))

@@ -643,12 +643,13 @@ def train(args: Args) -> Path:
     activations = memory.activations(args, env, widest=5 * max(*args.hidden_sizes, args.embedding_size))
     kept = int(np.prod(env.obs_shape)) * (1 / 8 if env.obs_dtype.kind == "b" else env.obs_dtype.itemsize)
     memory.check(args, env, shapes, floats=12 - int(-kept // 4), activations=activations, sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME)
     print(arguments.describe(args))
 
     state = init(keys)
     if args.init_from and not args.resume:
         fresh = "critic" if args.fresh_critic else None
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, fresh))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

@@ -636,12 +636,13 @@ def train(args: Args) -> Path:
     states = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: initial_cells(args, 1).state)))
     floats, activations = 6 + -(-states // args.sequence_length), memory.activations(args, env) + 8 * args.cell_size
     memory.check(args, env, shapes, floats=floats, activations=activations, sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME)
     print(arguments.describe(args))
 
     state = init(keys)
     if args.init_from and not args.resume:
         fresh = "critic" if args.fresh_critic else None
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, fresh))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

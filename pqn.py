@@ -457,11 +457,12 @@ def train(args: Args) -> Path:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
     # Floats: value, reward, final_value, target.
     memory.check(args, env, shapes, floats=4, activations=memory.activations(args, env), sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME)
     print(arguments.describe(args))
 
     state = init(keys)
     if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

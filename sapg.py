@@ -622,6 +622,7 @@ def train(args: Args) -> Path:
     size = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize // (32 if env.obs_dtype.kind == "b" else 4)
     floats = 9 + (-(-(7 + size + env.action_dim) * (args.num_blocks + 2) // args.num_blocks) if args.leader else 0)
     memory.check(args, env, shapes, floats=floats, activations=memory.activations(args, env), sample=KL_SAMPLE)
+    checkpoints.check_learner(args, shapes.learner, SAME)
     print(arguments.describe(args, args.epoch[0] * args.num_rollout_chunks, args.epoch[1]))
     if args.leader:
         print("its minibatches have the relabelled transitions, too")
@@ -629,7 +630,7 @@ def train(args: Args) -> Path:
     state = init(keys)
     if args.init_from and not args.resume:
         fresh = "critic" if args.fresh_critic else None
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, SAME, fresh))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner, fresh))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

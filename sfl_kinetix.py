@@ -716,16 +716,18 @@ def train(args: Args) -> Path:
         return evaluate_published(args)
     args, env, network, programs, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(programs.init, keys)
+    if not args.evaluate:
+        advice = f", or less than --search-batch {args.search_batch}"
+        memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
+        checkpoints.check_learner(args, shapes.learner, SAME, may_lack="proximal")
     player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    advice = f", or less than --search-batch {args.search_batch}"
-    memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
     print(arguments.describe(args))
 
     state = programs.init(keys)
     if args.init_from and not args.resume:
-        learner = checkpoints.load_learner(args, state.learner, SAME, may_lack="proximal")
+        learner = checkpoints.load_learner(args, state.learner, may_lack="proximal")
         if args.com is not None and learner.proximal is None:  # of a run of PPO: as at any start, it is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))

@@ -67,22 +67,25 @@ def initial_stats(shape: tuple[int, ...]) -> RunningStats:
 
 
 def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
-    """Merge the moments of x [n, ...] into the running ones (Chan et al. 1979).
-
-    Mean and variance move by weighted differences, so float32 does not lose small batches after 10^9 samples.
-    """
-    mean, var = moments(x.astype(jnp.float32))
-    count = jax.lax.psum(jnp.float32(x.shape[0]), "device")
-    weight = count / (stats.count + count)
-    delta = mean - stats.mean
-    new_var = stats.var + weight * (var - stats.var) + weight * (1 - weight) * delta**2
-    return RunningStats(stats.mean + weight * delta, new_var, stats.count + count)
+    """Merge the moments of x [n, ...] into the running ones."""
+    return merge(stats, RunningStats(*moments(x.astype(jnp.float32)), jax.lax.psum(jnp.float32(x.shape[0]), "device")))
 
 
 def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
     """The same for observations [T, N, ...] or their bits, one step after the other: all bits of a rollout at once
-    would be unpacked to 32 times as much memory."""
-    return jax.lax.scan(lambda stats, x: (update_stats(stats, bits.unpack(x)), None), stats, x)[0]
+    would be unpacked to 32 times as much memory. Merged as a whole: what a single step of few environments changes
+    would be lost to float32 after 10^8 samples."""
+    nothing = jax.tree.map(jnp.zeros_like, stats)
+    return merge(stats, jax.lax.scan(lambda stats, x: (update_stats(stats, bits.unpack(x)), None), nothing, x)[0])
+
+
+def merge(stats: RunningStats, new: RunningStats) -> RunningStats:
+    """The moments of both (Chan et al. 1979). They move by weighted differences, so float32 does not lose a rollout of
+    a thousand samples after 10^9."""
+    count = stats.count + new.count
+    weight, delta = new.count / count, new.mean - stats.mean
+    var = stats.var + weight * (new.var - stats.var) + weight * (1 - weight) * delta**2
+    return RunningStats(stats.mean + weight * delta, var, count)
 
 
 def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:

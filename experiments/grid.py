@@ -104,7 +104,9 @@ def spelled(flags: dict[str, Any]) -> list[str]:
 
 def paste(cell: Cell, folder: Path) -> str:
     """Returns the command as a shell line. It first removes what a run left that stopped before its first checkpoint,
-    which would be in its way."""
+    which would be in its way. Of a run that another process is at work on it is a comment."""
+    if _alive(folder / cell.name):
+        return f"# another process is at work on {folder / cell.name}"
     remains = state(cell, folder) == "missing" and (folder / cell.name).exists()
     return (f"rm -r {shlex.quote(str(folder / cell.name))} && " if remains else "") + shlex.join(command(cell, folder))
 
@@ -180,6 +182,8 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                     say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
                 continue
             processes.append(process)
+            if stopping.is_set():  # it was not there yet when the others were told to stop
+                process.terminate()
             code = process.wait()
             done += 1
             if code == 0:
@@ -211,16 +215,22 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP are a KeyboardInterrupt, as Ctrl-C is: the runs are in groups of their own, and would
-    go on without anybody to wait for them."""
+    go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     here = threading.current_thread() is threading.main_thread()
     # Ignored signals (SIGHUP under nohup) stay ignored.
     heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, handler)
 
 
 def cores() -> int:
@@ -247,7 +257,9 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        if state(cell, folder) == "finished":
+        except OSError:
+            pass  # a file system without locks
+        if state(cell, folder) == "finished" or _alive(folder / cell.name):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -259,6 +271,18 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         # second signal, at which it exits without saving.
         words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
         return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=bind, process_group=0)
+
+
+def _alive(run: Path) -> bool:
+    """Whether a process is at work on a run, however it was started: it holds the lock of the run's source.py."""
+    try:
+        with open(run / "source.py", "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or no locks
+        return False
+    return False
 
 
 def _last_line(log: Path) -> str:

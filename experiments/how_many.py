@@ -93,6 +93,8 @@ def measure(
                 raise UsageError(f"--values {value:g}: {why}")
             say(f"{flag(over)} {value:g} is left out: {why}")
             del settings[value]
+    if not settings:
+        raise UsageError(f"--how-many {run}: no number of environments fits; --values names smaller ones")
     points = []
     with judged_on(script, SAMPLE):
         for point in single_updates(script, args, start, settings, keys):

@@ -84,6 +84,7 @@ def call(monkeypatch, *flags):
         ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
         ("--run-name empty", ["--run-name empty", "it has no checkpoint with which it could be continued"]),
         ("--runs-dir empty/args.json/x", ["--runs-dir", "args.json is a file"]),
+        (f"--runs-dir {'x' * 300}", ["--runs-dir", "name another"]),
     ],
 )
 def test_bad_input_is_answered_in_one_line_before_anything_compiles(monkeypatch, capsys, tmp_path, flags, said):

@@ -503,6 +503,10 @@ def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     monkeypatch.setattr(how_many.memory, "device_bytes", lambda devices: how_many.update_bytes(module, args))
     with pytest.raises(UsageError, match="--values 4096: an update would need"):
         how_many.measure(str(tmp_path / "run"), "num_envs", [16, 4096], 1, 0, print)
+    monkeypatch.setattr(how_many.memory, "device_bytes", lambda _: 1)
+    with pytest.raises(UsageError, match=r"--how-many .*run: no number of environments fits"):
+        how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 0, lambda text: None)
+    monkeypatch.setattr(how_many.memory, "device_bytes", lambda devices: how_many.update_bytes(module, args))
     said = []
     points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 1, 0, said.append)[1]
     assert [p.num_envs for p in points] == [16] and "--num-envs 1024 is left out: an update would need" in said[-2]

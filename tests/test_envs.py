@@ -16,7 +16,14 @@ import ppo
 from common import evaluation
 from common.actions import Box, Categorical, Discrete
 from common.envs import VectorEnv, ages, changes, episode_sums, make
-from common.statistics import RunningStats, initial_stats, normalise, normalise_rewards, update_stats
+from common.statistics import (
+    RunningStats,
+    initial_stats,
+    normalise,
+    normalise_rewards,
+    update_stats,
+    update_stats_by_step,
+)
 from common.suites import gymnax as suite
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
@@ -390,6 +397,21 @@ def test_running_statistics_still_move_after_a_billion_samples():
         first, second = (first * count + data.sum()) / total, (second * count + (data**2).sum()) / total
         count = total
     assert first - 3 > 0.01 and second - first**2 - 4 > 0.05
+    np.testing.assert_allclose(stats.mean - 3, first - 3, rtol=1e-2)
+    np.testing.assert_allclose(stats.var - 4, second - first**2 - 4, rtol=1e-2)
+    np.testing.assert_allclose(stats.count, count, rtol=1e-6)
+
+
+def test_statistics_of_few_environments_still_move_after_a_billion_samples():
+    """One step of 8 environments changes them by less than float32 can tell, a rollout of 1,024 steps by more."""
+    rng, update = np.random.default_rng(0), on_devices(update_stats_by_step)
+    stats, count, first, second = RunningStats(jnp.float32(3), jnp.float32(4), jnp.float32(1e9)), 1e9, 3.0, 13.0
+    for _ in range(100):
+        x = rng.normal(7, 3, (1024, 8)).astype(np.float32)
+        stats = update(stats, x)
+        data, total = x.astype(np.float64), count + x.size
+        first, second = (first * count + data.sum()) / total, (second * count + (data**2).sum()) / total
+        count = total
     np.testing.assert_allclose(stats.mean - 3, first - 3, rtol=1e-2)
     np.testing.assert_allclose(stats.var - 4, second - first**2 - 4, rtol=1e-2)
     np.testing.assert_allclose(stats.count, count, rtol=1e-6)

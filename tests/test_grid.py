@@ -20,8 +20,8 @@ from experiments.grid import Cell
 
 ROOT = Path(__file__).parents[1]
 FAKE = '''
-"""Imitates a run: its folder, its refusal of one that exists, its summary, and what a signal does to it."""
-import json, shlex, signal, sys, time
+"""Imitates a run: its folder and lock, its refusal of one that exists, its summary, and what a signal does to it."""
+import fcntl, json, shlex, signal, sys, time
 from pathlib import Path
 
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -31,6 +31,8 @@ if not resume:
     run.mkdir()
     (run / "checkpoints").mkdir()
     (run / "args.json").write_text(json.dumps(words))
+lock = open(run / "source.py", "a")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 saved = json.loads((run / "args.json").read_text())
 caught = []
 
@@ -250,6 +252,30 @@ def test_a_run_is_locked_until_it_ends_and_not_longer():
     assert process.wait() == 0
 
 
+def test_a_run_that_was_started_by_hand_is_left_alone():
+    slow = cell("slow", seconds=2)
+    words = shlex.split(grid.paste(slow, RUNS))
+    RUNS.mkdir()
+    pasted = subprocess.Popen([sys.executable, *words[1:]])
+    wait_for(starts)
+    failed, said = run(slow, cell("other"))
+    assert failed == [] and any("slow: left out, another process is running it" in line for line in said)
+    assert grid.paste(slow, RUNS) == "# another process is at work on runs/slow"
+    assert pasted.wait() == 0 and sorted(started()) == ["other", "slow"]  # and its folder was not removed
+    assert grid.state(slow, RUNS) == "finished"
+    broken_off("a", 5)  # an old run, with its source.py, which nobody is at work on
+    (RUNS / "a/source.py").write_text("")
+    assert run(cell("a"))[0] == [] and started()[-1] == "a+"
+
+
+def test_runs_are_made_where_there_are_no_locks(monkeypatch):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(grid.fcntl, "flock", no_locks)
+    assert run(cell("a"))[0] == [] and grid.state(cell("a"), RUNS) == "finished"
+
+
 def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
     def finish_b(line):
         if "a: " in line:
@@ -262,11 +288,18 @@ def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
 
 @pytest.mark.parametrize(
     "number, whole_group",
-    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False)],
-    ids=["as on a terminal", "to the runner alone", "kill", "a closed terminal"],
+    [
+        (signal.SIGINT, True),
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        (signal.SIGHUP, False),
+        (signal.SIGHUP, 2),
+    ],
+    ids=["as on a terminal", "to the runner alone", "kill", "a closed terminal", "and its shell"],
 )
 def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
-    """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save."""
+    """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save. A terminal that
+    closes sends SIGHUP twice."""
     code = (
         "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
         "flags = (('updates', 10), ('seconds', 60))\n"
@@ -280,6 +313,9 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
         wait_for(lambda: len(starts()) == 2)
         began = time.time()
         (os.killpg if whole_group else os.kill)(runner.pid, number)
+        if whole_group == 2:
+            time.sleep(0.1)
+            os.killpg(runner.pid, number)
         _, error = runner.communicate(timeout=20)
     finally:
         runner.kill()

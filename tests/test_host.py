@@ -1,11 +1,16 @@
 """Environments on the host, --env-id gymnasium/... and envpool/...: a transition is never lost, doubled or wrong."""
 
+import contextlib
+import functools
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -242,6 +247,42 @@ def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(t
     assert "the newest checkpoint is that of update 4; to go on: python" in err[-2]
     assert [line["update"] for line in lines(tmp_path / "broken")] == [1, 2, 3, 4]
     assert (tmp_path / "broken/environment.py").read_text() == (ROOT / "tests/counting.py").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(tmp_path, number):
+    """As from a terminal, or Slurm: they would die in the middle of the update."""
+    words = "--env-id gymnasium/CartPole-v1 --num-envs 3 --num-steps 8 --minibatch-size 12 --hidden-sizes 8"
+    command = [sys.executable, str(ROOT / "ppo.py"), *words.split(), "--env-kwargs", '{"vectorization_mode": "async"}']
+    command += [
+        "--total-timesteps",
+        "24000000",
+        "--runs-dir",
+        str(tmp_path),
+        "--run-name",
+        "x",
+        "--plasticity-every",
+        "0",
+    ]
+    heard = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
+    how = dict(start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    process = subprocess.Popen(command, **how)
+    try:
+        end = time.time() + 120
+        while process.poll() is None and time.time() < end and not (tmp_path / "x/metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number and "Traceback" not in errors, errors
+        (update,) = (int(path.name) for path in (tmp_path / "x/checkpoints").iterdir())
+        assert [line["update"] for line in lines(tmp_path / "x")] == list(range(1, update + 1))
+        with pytest.raises(ProcessLookupError):  # soon nobody is left
+            for _ in range(200):
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 WRONG = {

@@ -1,5 +1,6 @@
 """--init-from within and between ppo.py and ppo_ewma.py, and what --resume keeps of the proximal policy."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -13,13 +14,14 @@ from test_ppo import differ, same
 import ppo
 import ppo_ewma
 import sapg
-from common.run import checkpoints, plots, run as runs
+from common.run import checkpoints, devices, plots, run as runs
 from common.run.arguments import UsageError
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
     "--num-devices 1 --num-eval-episodes 0 --norm-obs --norm-reward --learning-rate 0.01 --no-clip-vloss"
 )
+SMALL = "--env-id CartPole-v1 --num-envs 6 --num-steps 8 --hidden-sizes 8 --total-timesteps 48"
 BASE = "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"  # 6 updates of 8 minibatches each
 NEXT = "--total-timesteps 32 --seed 1"  # one update
 
@@ -229,6 +231,36 @@ def test_values_in_other_units_are_not_taken_over(tmp_path, capsys):
     assert f"--init-from {tmp_path / 'a'}: was trained with --norm-value, in whose units" in capsys.readouterr().err
     words = [*CARTPOLE.split(), *NEXT.split(), "--init-from", tmp_path / "a", "--fresh-critic"]
     assert call(ppo, tmp_path, *words, "--run-name", "b", stop=True).path == tmp_path / "b"
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_ewma", "ppo_rnn", "ppo_rnd", "sapg", "pqn", "sfl_kinetix"])
+def test_what_does_not_fit_is_refused_before_anything_is_compiled(script, tmp_path, monkeypatch, capsys):
+    def compiled(*_, **__):
+        raise AssertionError("compiled something")
+
+    put_on_devices = devices.OnDevices.__call__
+
+    def only_shapes(*args, **kw):
+        program = put_on_devices(*args, **kw)
+        traced = lambda x: isinstance(x, jax.core.Tracer)  # noqa: E731
+        return lambda *x: program(*x) if all(map(traced, jax.tree.leaves(x))) else compiled()
+
+    saved = checkpoints.Checkpoints(tmp_path / "run/checkpoints", 1)
+    saved.save(1, {"learner": {"another": np.zeros(3, np.float32)}})
+    saved.wait()
+    (tmp_path / "run/args.json").write_text(json.dumps({"args": {}, "script": script}))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+    monkeypatch.setattr(devices.OnDevices, "__call__", only_shapes)
+    words = "--num-envs 32 --total-timesteps 65536 --init-from" if script == "sfl_kinetix" else SMALL + " --init-from"
+    monkeypatch.setattr(
+        sys, "argv", [f"{script}.py", *words.split(), str(tmp_path / "run"), "--runs-dir", str(tmp_path)]
+    )
+    module = importlib.import_module(script)
+    with pytest.raises(SystemExit) as end:
+        runs.main(module.train, module.Args)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert end.value.code == 2
+    assert line.startswith(f"{script}.py: error: --init-from {tmp_path / 'run'}: learner/") and "missing there" in line
 
 
 def test_a_fresh_critic_needs_a_run_to_start_from():

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from common.run import arguments, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
-from common.run.checkpoints import Checkpoints, checkpoint_updates, load_learner, restore_newest
+from common.run.checkpoints import Checkpoints, check_learner, checkpoint_updates, load_learner, restore_newest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,13 +309,20 @@ def test_main_says_one_line(toy, flags, code, said):
     assert (errors, process.returncode) == (said, code)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number):
+@pytest.mark.parametrize(
+    "number, then",
+    [(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGHUP, signal.SIGHUP), (signal.SIGTERM, signal.SIGHUP)],
+)
+def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number, then):
+    """A terminal that closes sends SIGHUP twice, a logout SIGTERM and then SIGHUP: they are one wish."""
     process = toy("--run-name", "x")
     metrics = tmp_path / "runs/x/metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
         time.sleep(0.05)
     process.send_signal(number)
+    if then:
+        time.sleep(0.02)
+        process.send_signal(then)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
     (update,) = checkpoint_updates(tmp_path / "runs/x/checkpoints")
@@ -530,6 +537,15 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(args, damage, capsy
     assert loaded(path, initial_state(), 6).update == 6  # saved anew
 
 
+def test_a_checkpoint_may_be_damaged_twice(args):
+    path, _ = train(dataclasses.replace(args, checkpoint_every=3), stop_after=6)
+    for _ in range(2):
+        damage_by_emptying(path / "checkpoints/6")
+        train(Args(resume=str(path)), stop_after=6)
+        assert checkpoint_updates(path / "checkpoints") == [3, 6]
+    assert loaded(path, initial_state(), 6).update == 6
+
+
 def test_no_intact_checkpoint(args):
     path, _ = train(args)
     damage_by_truncating(path / "checkpoints/10")
@@ -655,13 +671,14 @@ def test_load_learner_and_its_usage_errors(args):
             run.log(update, {"losses/x": jnp.float32(1)})
             run.save_if_due(update, Learning(learners[update]))
     like, path = learners[0], run.path
-    load = lambda source, like, **flags: load_learner(Args(init_from=source, **flags), like, ("hidden_sizes",))  # noqa: E731
-    same(load(str(path), like), learners[2])
-    same(load(f"{path}@1", like), learners[1])
+    for source, learner in ((str(path), learners[2]), (f"{path}@1", learners[1])):
+        check_learner(Args(init_from=source), jax.eval_shape(lambda: like), ("hidden_sizes",))
+        same(load_learner(Args(init_from=source), like), learner)
 
     def refused(source, match, like=like, **flags):
+        """From shapes alone, so before anything is compiled."""
         with pytest.raises(UsageError, match=match):
-            load(source, like, **flags)
+            check_learner(Args(init_from=source, **flags), jax.eval_shape(lambda: like), ("hidden_sizes",))
 
     refused("nowhere", "--init-from nowhere: not the folder of a run")
     refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 1, 2")
@@ -673,7 +690,8 @@ def test_load_learner_and_its_usage_errors(args):
     refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
     both = Learner(like.params, proximal={"kernel": jnp.zeros((4, 3))})
     refused(str(path), "learner/proximal/kernel is missing there", both)
-    lacking = load_learner(Args(init_from=str(path)), both, (), may_lack="proximal")
+    check_learner(Args(init_from=str(path)), jax.eval_shape(lambda: both), (), may_lack="proximal")
+    lacking = load_learner(Args(init_from=str(path)), both, may_lack="proximal")
     assert lacking.proximal is None and (lacking.params["kernel"] == 2).all()
     damage_by_deleting(path / "checkpoints/1")
     refused(f"{path}@1", "no intact checkpoint among updates 1")
@@ -706,6 +724,29 @@ def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1
+    assert not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
+
+
+def test_a_full_disk_costs_the_line_that_it_cut_off_and_no_other(args, capsys):
+    """Lines longer than a file's buffer are cut off in the middle."""
+    import resource
+
+    run, long = run_of(args, 5, num_seeds=1000), jnp.arange(1000) / 7
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with run:
+            for update in range(1, 6):
+                full = update == 3
+                run._drain()
+                size = (run.path / "metrics.jsonl").stat().st_size if full else 0
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9_000 if full else limits[0], limits[1]))
+                run.log(update, {"losses/x": long})
+                run._drain()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [line["update"] for line in plots.read_lines(run.path)] == [1, 2, 4, 5]
+    assert (run.path / "metrics.jsonl").read_bytes().count(b"\n") == 5
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_metrics_file_that_cannot_be_written_warns_once(args, capsys):

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
 
+SAME_FLAGS = "; the same network and environment flags are needed"
+
 
 def checkpoint_updates(folder: Path) -> list[int]:
     """The updates that have a complete checkpoint, ascending. Orbax writes each under another name, then renames."""
@@ -79,12 +81,11 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
-def load_learner(
-    args: Any, learner: Any, same: Sequence[str], fresh: str | None = None, may_lack: str | None = None
-) -> Any:
-    """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
-    structure, shapes and shardings. same: the flags that cannot change; fresh: networks whose name begins so keep
-    `learner`'s parameters; may_lack: a field that is None if missing."""
+def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | None = None) -> None:
+    """Refuse an --init-from whose learner `load_learner` could not take over. learner: its shapes; same: the flags that
+    cannot change; may_lack: a field that may be missing."""
+    if not args.init_from or args.resume:
+        return
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs = typed(type(args), record["args"], where)
@@ -93,27 +94,55 @@ def load_learner(
     listed = ", ".join(f"{flag(name)} {theirs[name]}" for name in differing if name in same)
     if listed:
         raise UsageError(f"{where}: was trained with {listed}, which cannot change")
-    if record["args"].get("norm_value") and not hasattr(args, "norm_value") and fresh is None:
+    if (
+        record["args"].get("norm_value")
+        and not hasattr(args, "norm_value")
+        and not getattr(args, "fresh_critic", False)
+    ):
         other = ", or --fresh-critic" if hasattr(args, "fresh_critic") else ""
         raise UsageError(f"{where}: was trained with --norm-value, in whose units its values are; take sapg.py{other}")
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
-    if may_lack is not None and not _contains(folder, updates, f"learner/{may_lack}"):
-        learner = learner._replace(**{may_lack: None})
-    loaded = restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
+    update = newest_readable(folder, updates)
+    if update is None:
+        raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+    like = _without(folder, update, learner, may_lack)
+    problem = _mismatch(folder / "checkpoints" / str(update), {"learner": like}, partial=True, hint=hint or SAME_FLAGS)
+    if problem:
+        raise UsageError(f"{where}: {problem}")
+
+
+def load_learner(args: Any, learner: Any, fresh: str | None = None, may_lack: str | None = None) -> Any:
+    """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
+    structure, shapes and shardings, which `check_learner` has compared. fresh: networks whose name begins so keep
+    `learner`'s parameters; may_lack: a field that is None if missing."""
+    folder, _, updates = find_checkpoint(args.init_from)
+    learner = _without(folder, newest_readable(folder, updates), learner, may_lack)
+    where = f"--init-from {args.init_from}"
+    loaded = restore_newest(folder, updates, {"learner": learner}, where, partial=True)[0]["learner"]
     if fresh is not None:
         kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith(fresh)}
         loaded = loaded._replace(params={"params": loaded.params["params"] | kept})
     return loaded
 
 
-def _contains(folder: Path, updates: Sequence[int], name: str) -> bool:
-    """Whether the newest intact checkpoint has entries under this name."""
-    for update in reversed(updates):
+def _without(folder: Path, update: int | None, learner: Any, field: str | None) -> Any:
+    """`learner` with None for a field that the checkpoint lacks."""
+    if field is None or update is None:
+        return learner
+    entries = _entries(folder / "checkpoints" / str(update))
+    there = any(entry.startswith(f"learner/{field}/") for entry, _ in entries)
+    return learner if there else learner._replace(**{field: None})
+
+
+def newest_readable(run: Path, updates: Sequence[int]) -> int | None:
+    """The newest of these checkpoints whose list of contents is not damaged; its data may be."""
+    for update in sorted(updates, reverse=True):
         try:
-            return any(entry.startswith(name + "/") for entry, _ in _entries(folder / "checkpoints" / str(update)))
-        except Exception:  # damaged: `restore_newest` will report it
+            _entries(run / "checkpoints" / str(update))
+            return update
+        except Exception:  # whatever a damaged file makes orbax or json raise; `restore_newest` reports it
             continue
-    return False
+    return None
 
 
 def restore_newest(
@@ -124,7 +153,7 @@ def restore_newest(
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
-            problem = _mismatch(path, like, partial, hint or "; the same network and environment flags are needed")
+            problem = _mismatch(path, like, partial, hint or SAME_FLAGS)
             state = None if problem else _restore(path, like)
         except Exception as error:  # whatever a damaged file makes orbax, tensorstore or json raise
             say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")

@@ -117,7 +117,9 @@ def _refuse_bad_name(args: Any) -> None:
 
 
 def _refuse_bad_place(path: Path) -> None:
-    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
+    if any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UsageError(f"--runs-dir {path}: a folder's name may have at most 255 bytes; name another")
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "may not be written to" if there.is_dir() else "is a file"
         raise UsageError(f"--runs-dir {path}: {there} {why}; name another")

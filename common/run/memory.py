@@ -98,12 +98,16 @@ def check(args: Any, env: Any, state: Any, floats: int, activations: int, sample
     levels = env.suite.num_levels or 1
     episodes = levels * -(-args.num_eval_episodes // levels)
     needed = args.num_seeds * episodes * (2 * each + 4 * (math.prod(env.obs_shape) + activations))
-    free = device_bytes(jax.local_devices()[:1])
-    if needed > free and args.num_eval_episodes:
-        raise UsageError(
-            f"--num-eval-episodes {args.num_eval_episodes}: playing {episodes} episodes at once needs "
-            f"{needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB available; take fewer"
-        )
+
+    def play() -> None:
+        free = device_bytes(jax.local_devices()[:1])
+        if needed > free and args.num_eval_episodes:
+            raise UsageError(
+                f"--num-eval-episodes {args.num_eval_episodes}: playing {episodes} episodes at once needs "
+                f"{needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB available; take fewer"
+            )
+
+    together(play)
 
 
 def fit(args: Any, env: Any, parts_in: Callable[[int], Parts], advice: str = "") -> None:

@@ -155,6 +155,7 @@ class Run:
         self._failed = self._broken = False
         self._tracker: Tracker | None = None
         self._file: Any = None
+        self._torn = False  # whether its last line may be
         self._first = self.done = self._saved = self.num_updates if only else 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
         self._given_up = False  # whether the last evaluation was
@@ -222,19 +223,25 @@ class Run:
             restored = restored._replace(environments=state.environments)
             note = f"; all episodes begin anew, because {self.args.env_id} cannot be saved"
         self._first = self.done = self._saved = update
+        devices.together(lambda: self._go_back_to(update, updates) if self.is_main else None)
         if self.is_main:
-            since = self.record.get("notes", {}).pop(NOT_FINITE, None)
-            if since is not None and since <= update:
-                self._not_finite = since
-                self.note(NOT_FINITE, since)
-            for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
-                damaged.rename(damaged.with_suffix(".damaged"))  # or it would block the next save
-            try:
-                self._drop_lines_after(update)
-            except OSError as error:
-                raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
             say(f"resuming after update {update} of {self.num_updates}{note}")
         return restored
+
+    def _go_back_to(self, update: int, updates: Sequence[int]) -> None:
+        """Remove what the run has of later updates: it is made again."""
+        since = self.record.get("notes", {}).pop(NOT_FINITE, None)
+        if since is not None and since <= update:
+            self._not_finite = since
+            self.note(NOT_FINITE, since)
+        try:
+            for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
+                aside = damaged.with_suffix(".damaged")
+                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+                damaged.rename(aside)  # or it would block the next save
+            self._drop_lines_after(update)
+        except OSError as error:
+            raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
 
     def _drop_lines_after(self, update: int) -> None:
         from common.run.plots import read_lines
@@ -271,6 +278,8 @@ class Run:
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signal = number
         self._restore_handlers()
+        if hasattr(signal, "SIGHUP"):  # a terminal that closes sends it twice: its shell does, and the kernel
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Not `say`: the signal may have interrupted another print. The terminal may be gone.
         with contextlib.suppress(OSError):
             os.write(2, b"\nstopping after this update, saving ...\n")
@@ -400,8 +409,10 @@ class Run:
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is None:
             self._file = open(self.path / "metrics.jsonl", "ab")  # noqa: SIM115 (open as long as the run)
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        start, self._torn = b"\n" * self._torn, True  # of a line that a full disk cut off only that one is lost
+        self._file.write(start + json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
+        self._torn = False
 
     def _guard(self, what: str, write: Callable[[], Any]) -> None:
         """Write, or warn once and go on: a full disk may cost a line or a picture, not what was learned."""
@@ -527,7 +538,8 @@ class Run:
             from common.run import plots
 
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
-            if not self._given_up:  # with a summary the run would be finished, and --resume would do nothing
+            # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
+            if not (self._given_up or self._failed):
                 self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))

@@ -1,10 +1,15 @@
 """Gymnasium (https://gymnasium.farama.org), `--env-id gymnasium/<id>`: whatever it can make, through its vector API.
 `gymnasium/my_module:MyEnv-v0` imports my_module first, which is to register MyEnv-v0."""
 
+import atexit
+import contextlib
 import difflib
 import importlib
 import inspect
+import signal
+import threading
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from common.run.arguments import UsageError
+from common.run.run import SIGNALS
 from common.suites.host import HostSuite
 from common.suites.own import blame, importable
 
@@ -45,6 +51,25 @@ def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
     return HostSuite(env_id, partial(Environments, registered), kwargs, sticky)
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started inside ignore Ctrl-C, SIGTERM and SIGHUP, which a terminal and Slurm send to the whole
+    group: the run finishes its update on them, and saves. (Those of later pools inherit it from the first one's.)"""
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS if here}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kill(workers: list[Any]) -> None:
+    """They do not hear the SIGTERM with which Gymnasium and multiprocessing end them."""
+    for worker in workers:
+        worker.kill()
+
+
 class Environments:
     """A pool of Gymnasium's environments, one after the other in this process unless --env-kwargs says otherwise."""
 
@@ -52,17 +77,24 @@ class Environments:
         import gymnasium
 
         # Not reset by themselves, in which mode the last observation may be one that the reset has overwritten.
+        self._workers: list[Any] = []
         options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
         if kwargs.get("vectorization_mode") == "async":
             options["context"] = "forkserver"  # a fork of this process would hold its threads' locks and our signals
         options |= kwargs.get("vector_kwargs", {})
         kwargs = {"vectorization_mode": "sync"} | kwargs | {"vector_kwargs": options}
-        with warnings.catch_warnings():
+        elsewhere = kwargs["vectorization_mode"] == "async"
+        with warnings.catch_warnings(), _deaf() if elsewhere else contextlib.nullcontext():
             warnings.simplefilter("ignore")  # on precision, and on newer versions
             self._envs, self._seed = gymnasium.make_vec(name, num_envs, **kwargs), seed
+        self._workers = getattr(self._envs, "processes", [])
+        atexit.register(_kill, self._workers)
         self.spaces = self._envs.single_observation_space, self._envs.single_action_space
         inner = getattr(self._envs, "envs", None)  # there are none in other processes
         self.file = inspect.getfile(type(inner[0].unwrapped)) if inner else None
+
+    def __del__(self) -> None:
+        _kill(self._workers)
 
     def reset(self) -> Any:
         """Environment i begins with the seed of the pool + i."""
