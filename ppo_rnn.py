@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 from common import bits, envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded
 from common.convolutions import CONVOLUTIONS
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
+from common.metrics import GRADIENT_PARTS, gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.products import PRODUCTS
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
@@ -510,12 +510,13 @@ def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update; on more if sequences
+    are long, because gradients are compared between them. -> scalars."""
     policy, length = partial(forward, args, network, sample.obs_stats), args.sequence_length
     number = sample.batch.advantage.shape[1] // length
     # One row per sequence, [C, n, L, ...] (states [C, n, 1, cell_size]), so that they stay whole; `join` undoes it.
     rows = jax.tree.map(lambda x: x.reshape(x.shape[0], number, -1, *x.shape[2:]), sample.batch)
-    rows = gather_rows(rows, max(1, PLASTICITY_SAMPLE // length))
+    rows = gather_rows(rows, max(GRADIENT_PARTS, PLASTICITY_SAMPLE // length))
     join = partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
     batch = join(rows)
     (dist, *_), sown = policy(learner.params, batch.obs, batch.cells, mutable="intermediates")

@@ -49,6 +49,10 @@ PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("network",)  # what --init-from cannot change
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
+OF_SEARCH = (
+    *("num_candidates", "buffer_size", "buffer_every", "video_buffer_levels"),
+    *("learnability_estimator", "learnability_steps", "learnability_episodes"),
+)
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
 AtLeastTwo = Annotated[int, Bound(lambda x: x >= 2, "greater than 1")]
 RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
@@ -151,18 +155,21 @@ class Args(LevelArgs):
     def _refuse_idle_flags(self) -> None:
         """Refuse what would have no effect with the other flags."""
         needs = {
-            "ewma_debias": (self.com is not None, "--com"),
-            "max_importance_ratio": (self.com is not None, "--com"),
-            "compute_dtype": (self.network == "transformer", "--network transformer"),
-            "learnability_steps": (self.learnability_estimator == "window", "--learnability-estimator window"),
-            "learnability_episodes": (self.learnability_estimator == "episodes", "--learnability-estimator episodes"),
-            "video_levels": (self.capture_video, "--capture-video"),
-            "video_buffer_levels": (self.capture_video, "--capture-video"),
+            "--com": (self.com is not None, ("ewma_debias", "max_importance_ratio")),
+            "--network transformer": (self.network == "transformer", ("compute_dtype",)),
+            "--learnability-estimator window": (self.learnability_estimator == "window", ("learnability_steps",)),
+            "--learnability-estimator episodes": (
+                self.learnability_estimator == "episodes",
+                ("learnability_episodes",),
+            ),
+            "--capture-video": (self.capture_video, ("video_levels", "video_buffer_levels")),
+            "a --buffer-share above 0": (self.buffer_share > 0, OF_SEARCH),
         }
-        for name, (there, needed) in needs.items():
-            if name in self.named and not there:
-                value = " ".join(map(str, np.ravel(getattr(self, name))))
-                raise UsageError(f"{arguments.flag(name)} {value}: has no effect without {needed}")
+        for needed, (there, names) in needs.items():
+            for name in names if not there else ():
+                if name in self.named:
+                    value = " ".join(map(str, np.ravel(getattr(self, name))))
+                    raise UsageError(f"{arguments.flag(name)} {value}: has no effect without {needed}")
 
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""
@@ -605,7 +612,7 @@ def settle_search(args: Args, num_devices: int) -> Args:
     if batch % unit:
         near = f"{-(-batch // unit) * unit} would do"
         raise UsageError(f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near}")
-    candidates = -(-args.num_candidates // batch) * batch
+    candidates = -(-args.num_candidates // batch) * batch if args.buffer_share else args.num_candidates
     if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
         print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)

@@ -26,8 +26,11 @@ class Box(NamedTuple):
     high: np.ndarray
 
     def sample(self, key: jax.Array, num: int) -> jax.Array:
-        """Actions [num, D], uniform between the bounds; -1 and 1 replace infinite bounds."""
-        low, high = (np.where(np.isfinite(x), x, bound) for x, bound in ((self.low, -1), (self.high, 1)))
+        """Actions [num, D], uniform between the bounds. One that is infinite, or beyond a million, is taken to be two
+        from the other; of two they are -1 and 1."""
+        has_low, has_high = (np.abs(bound) <= 1e6 for bound in self)
+        low = np.where(has_low, self.low, np.where(has_high, self.high - 2, -1))
+        high = np.where(has_high, self.high, np.where(has_low, self.low + 2, 1))
         return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
 

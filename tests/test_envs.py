@@ -275,17 +275,20 @@ def test_environments_side_by_side_are_not_at_the_same_point_of_their_episodes(n
         assert np.diff(np.sort([-1, *block, 1000])).max() < 4 * 1000 / size
 
 
-@pytest.mark.parametrize(
-    "space", [Discrete((2, 3)), Box(np.array([-3, -np.inf], np.float32), np.array([1, np.inf], np.float32))]
-)
+INF = np.inf
+BOUNDS = [(-3, 1), (-INF, INF), (2, INF), (-INF, -3), (-3.4e38, 3.4e38)]  # without any, beyond 1 and -1, and no bounds
+PLAYED = [(-3, 1), (-1, 1), (2, 4), (-5, -3), (-1, 1)]
+
+
+@pytest.mark.parametrize("space", [Discrete((2, 3)), Box(*np.float32(BOUNDS).T)])
 def test_random_actions_fill_their_space(space):
     actions = np.asarray(space.sample(jax.random.key(0), 3000))
-    assert actions.shape == (3000, 2)
     if isinstance(space, Discrete):
+        assert actions.shape == (3000, 2)
         for column, number in zip(actions.T, space.nvec, strict=True):
             assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
     else:
-        for column, low, high in zip(actions.T, (-3, -1), (1, 1), strict=True):
+        for column, (low, high) in zip(actions.T, PLAYED, strict=True):
             assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
 
 

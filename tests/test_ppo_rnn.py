@@ -372,6 +372,16 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
     leaves_close(*({k: v for k, v in m[1].items() if k not in in_parts} for m in (eight, one)), rtol=1e-3, atol=1e-5)
 
 
+def test_gradients_are_compared_between_sequences_that_are_longer_than_the_sample(monkeypatch):
+    """Of one sequence alone there is no noise."""
+    monkeypatch.setattr(ppo_rnn, "PLASTICITY_SAMPLE", 4)
+    training = Training(Noise(Discrete((3,))), having(num_steps=12, sequence_length=12, minibatch_size=12))
+    state = training.init(training.keys)
+    state, _, sample = training.step(state)
+    measured = training.measured(state.learner, sample)
+    assert measured["plasticity/gradient_noise"] > 0 and np.isfinite(measured["plasticity/gradient_signal"])
+
+
 # A task that needs a memory
 
 
