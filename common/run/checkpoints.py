@@ -111,7 +111,7 @@ def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | 
         raise UsageError(f"{where}: {problem}")
 
 
-def load_learner(args: Any, learner: Any, fresh: str | None = None, may_lack: str | None = None) -> Any:
+def load_learner(args: Any, learner: Any, *, fresh: str | None = None, may_lack: str | None = None) -> Any:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
     structure, shapes and shardings, which `check_learner` has compared. fresh: networks whose name begins so keep
     `learner`'s parameters; may_lack: a field that is None if missing."""
