@@ -122,8 +122,7 @@ def inner():
     yield "of fifteen seeds with 64 environments ten have left it after 25M"
     low, high = ((min(mean(kept, m)), max(mean(kept, m))) for m in (1, 64))
     yield f"entropy is {low[0]:.2f} to {low[1]:.2f} nats; with 256 gradient steps it is {high[0]:.2f} to {high[1]:.2f}"
-    told = f"(here {low[0]:.2f} to {low[1]:.2f} nats when the return first reached 5; a random policy has "
-    yield f"{told}{np.log(3):.2f})"  # three actions
+    yield f"where a random policy has {np.log(3):.2f}; a solved task"  # three actions
     games = ("Breakout", "SpaceInvaders", "Asterix")
     own = {n: [np.mean(of(gains, n, 64, game)[0]) for game in games] for n in (64, 4096)}
     fresh = [np.mean(of(gains, 64, 64, game)[1]) for game in games]
@@ -141,6 +140,11 @@ def inner():
         mean_, _, rest = cells[bold].partition(" ")
         cells[bold] = f"**{mean_}** {rest}"
         yield f"| {game}, {steps} | {' | '.join(cells)} |"
+    few = [np.mean(of(ends, 64, 1, game)) for game in games[1:]]
+    many = [np.mean(of(ends, 4096, 64, game)) for game in games[1:]]
+    yield "which end at {:.0f} and {:.1f} where 4,096 with 256 have {:.0f} and {:.1f}".format(*few, *many)
+    asterix = np.mean(middle[ends]["Asterix"]), np.mean(of(ends, 64, 64, "Asterix"))
+    yield "fewer minibatches (on Asterix {:.1f} in place of {:.1f})".format(*asterix)
     half = [np.mean(middle["gains of an update, last tenth: own"][game]) for game in games[1:]]
     told = "gain {:.2f} and {:.2f} on the transitions that they train on".format(*own[64][1:])
     yield told + ", those of the same 64 environments with 32"
@@ -208,6 +212,7 @@ def inner():
     assert check["outcome"] == "not enough data"
     yield f"a tenth of the learning rate 64 environments on Asterix end at {np.mean(gentle):.1f}."
     yield Headline(f"with a tenth of it they end at {spread(gentle, 1)}, which")
+    yield f"with a tenth of the `--learning-rate` ({np.mean(gentle):.1f})"
     told = f"is {check['estimate']:.1f} ({check['low']:.1f} to {check['high']:.1f}) more"
     yield Headline(f"{told}; {check['above']:.1f} was asked")
     freed = found["of stuck policies with 64 minibatches"]
@@ -245,7 +250,7 @@ def resumed():
     more, smaller = found["Asterix"]["checks"]
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
     many, old = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "before"))
-    yield f"from {old:.2f} to {many:.2f} in 4.2M steps"
+    yield f"From the checkpoint more environments bring little: on Asterix from {old:.2f} to {many:.2f}."
     yield f"end {more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f}) above unchanged ones"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
@@ -274,6 +279,10 @@ def stuck():
         yield f"| {row} | {spread(start[early], 1)} | {spread(after[end], 1)} | {above} |"
     assert [sum(x > 7 for x in after[end]) for _, end in rows.values()] == [2, 5, 0, 4, 1, 0]
     share = 100 * np.mean(after["4,096 environments"]) / np.mean(late["4096"])
+    low, high = stats.ttest_ind(start["eps"], start["64"], equal_var=False).confidence_interval()
+    yield minus(
+        f"a quarter of the clip range ({np.mean(start['eps']) - np.mean(start['64']):.1f}, {low:.1f} to {high:.1f})"
+    )
     yield f"those that go on with 4,096 do not reach 80 % of what 4,096 have ({share:.0f} %)"
     failed = ["the smallest stands still", "the branch reaches 80 % of the largest", "entropy does not rescue"]
     assert [what for what in before["checks"] if not before["checks"][what]] == failed
@@ -540,7 +549,12 @@ def million():
 
 def flags():
     runs = read("flags")["runs"]["Asterix-MinAtar"]
-    short, base = (runs[name]["final_return"]["mean"] for name in ("gae-lambda 0.5", "base"))
+    names = ("gae-lambda 0.5", "base", "minibatch-size 128", "update-epochs 8")
+    short, base, small, often = (runs[name]["final_return"]["mean"] for name in names)
+    told = (
+        f"256 gradient steps in minibatches of 128 ended at {small:.1f}, and 128 in minibatches of 512 at {often:.1f}"
+    )
+    yield f"{told}, where 64 of these had {base:.1f}"
     yield f"`--gae-lambda 0.5` brought {short:.1f} in place of {base:.1f}"
 
 
@@ -626,7 +640,6 @@ NOT_COMPUTED = {
     "minibatches of 32 transitions is open": "64 x 32 / 64",
     "Of the first five seeds with 64, 512 and 4,096 environments": "doctor.py, of the runs of experiments/headline.py",
     "it calls thirteen a standstill (3, 5 and 5)": "the same",
-    "With 32, where they got stuck without sticky actions": "docs/doctor.md",
     "Of fifteen runs with 64 environments and 256 gradient steps": "doctor.py, of the runs of experiments/inner.py",
     "With 4,096 environments, or rollouts of 2,048 steps, there are 256": "4 x 64 x 2,048 / 2,048",
     "(512 environments, with 32 gradient steps": "4 x 512 x 32 / 2,048",
@@ -657,20 +670,29 @@ NOT_COMPUTED = {
     "Measured on 2026-11-21": "a date",
     "brought 1.07 to 1.13 × on Breakout-MinAtar, 1.10 to 1.47 × on CartPole-v1": "docs/log.md",
     # The first screen and what to do.
-    "runs with 64, 512 and 4,096 environments pause near 5": "computed in inner()",
-    "(of the five with 64, two leave it later)": "computed in stuck()",
+    "64, 512 and 4,096 environments pause near 5": "computed in inner()",
+    "(two of the five runs with 64 leave it later, after 15M and 21M steps)": "docs/headline.md",
+    "Dashed, on SpaceInvaders and Asterix: 64 environments with 4 gradient steps": "FEW",
+    "*Fewer than 16 gradient steps": "arguments.FEW_STEPS",
+    "(on this plateau 0.05 to 0.09 nats": "docs/headline.md",
+    "so that there are at least 32": "MINIBATCHES",
+    "or 256 gradient steps, freed all five policies": "computed in inner()",
+    "*128 gradient steps or more, in minibatches of 64 transitions or fewer:*": "experiments/advice.py",
+    "with 8 to 128 gradient steps": "figure 6a's runs: 8 minibatches x 1, 4 and 16 epochs",
+    "Of runs with 32 gradient steps that got stuck": "docs/doctor.md",
+    "with 64 gradient steps too large an outer step pauses near 6": "docs/figures.md",
+    "that with 32 and with 256 they still end higher on Breakout, is refuted": "computed in inner()",
+    "(Three of the 7 are weak": "docs/figures.md",
+    "(The best ε, 0.02, was not tried": "experiments/exploration.py",
+    "(with ε 0.1, on another machine)": "docs/figures.md",
     "Right: with 256 gradient steps 64 environments end far below 4,096": "computed in inner()",
-    "Dashed: 64 environments with 4 gradient steps": "FEW",
     "with its sums in another order it reached 39, on another machine 54": "those runs were not kept",
-    "*Fewer than 16, and hardly any entropy left*": "arguments.FEW_STEPS",
-    "*128 or more, in minibatches of 64 transitions or fewer:*": "experiments/advice.py",
-    "where a new start has 3.29 after as many (not kept)": "docs/headline.md",
-    "with 128 in minibatches of 2,048": "4 epochs x 2,048 x 32 / 2,048",
     "4, 32 and 256 gradient steps were tried": "MINIBATCHES",
     "a learning rate of 10⁻³": "the default",
     "With a third of that rate 32 gradient steps left one of five policies": "docs/headline.md",
     "320 gradient steps in minibatches of 64 at 3·10⁻⁴": "the defaults of Stable-Baselines3: 10 x 2,048 / 64",
     "on Asterix with 256 environments": "docs/flags.md",
+    "On Asterix with 256 environments": "docs/flags.md",
     "when most of the 1.10 nats were gone": "the doctor's output",
     "Advice 3 is": "the lines above",
     "and 4 gradient steps per update": "FEW",
