@@ -568,8 +568,7 @@ def train(args: Args) -> Path:
 
     state = init(keys)
     if args.init_from and not args.resume:
-        fresh = "critic" if args.fresh_critic else None
-        learner = checkpoints.load_learner(args, state.learner, fresh=fresh, may_lack="proximal")
+        learner = checkpoints.load_learner(args, state.learner, may_lack="proximal")
         if learner.proximal is None:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
             copy = jax.tree.map(jnp.copy, learner.params)
             learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))

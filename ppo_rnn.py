@@ -642,8 +642,7 @@ def train(args: Args) -> Path:
 
     state = init(keys)
     if args.init_from and not args.resume:
-        fresh = "critic" if args.fresh_critic else None
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner, fresh=fresh))
+        state = state._replace(learner=checkpoints.load_learner(args, state.learner))
     run = Run(args, __file__)
     state = run.restore(state)
     step = run.compile(step, state)

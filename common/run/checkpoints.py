@@ -111,16 +111,16 @@ def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | 
         raise UsageError(f"{where}: {problem}")
 
 
-def load_learner(args: Any, learner: Any, *, fresh: str | None = None, may_lack: str | None = None) -> Any:
+def load_learner(args: Any, learner: Any, *, may_lack: str | None = None) -> Any:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
-    structure, shapes and shardings, which `check_learner` has compared. fresh: networks whose name begins so keep
-    `learner`'s parameters; may_lack: a field that is None if missing."""
+    structure, shapes and shardings, which `check_learner` has compared. With --fresh-critic networks whose name begins
+    with "critic" keep `learner`'s parameters. may_lack: a field that is None if missing."""
     folder, _, updates = find_checkpoint(args.init_from)
     learner = _without(folder, newest_readable(folder, updates), learner, may_lack)
     where = f"--init-from {args.init_from}"
     loaded = restore_newest(folder, updates, {"learner": learner}, where, partial=True)[0]["learner"]
-    if fresh is not None:
-        kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith(fresh)}
+    if getattr(args, "fresh_critic", False):
+        kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith("critic")}
         loaded = loaded._replace(params={"params": loaded.params["params"] | kept})
     return loaded
 
