@@ -155,21 +155,18 @@ class Args(LevelArgs):
     def _refuse_idle_flags(self) -> None:
         """Refuse what would have no effect with the other flags."""
         needs = {
-            "--com": (self.com is not None, ("ewma_debias", "max_importance_ratio")),
-            "--network transformer": (self.network == "transformer", ("compute_dtype",)),
-            "--learnability-estimator window": (self.learnability_estimator == "window", ("learnability_steps",)),
-            "--learnability-estimator episodes": (
-                self.learnability_estimator == "episodes",
-                ("learnability_episodes",),
-            ),
-            "--capture-video": (self.capture_video, ("video_levels", "video_buffer_levels")),
-            "a --buffer-share above 0": (self.buffer_share > 0, OF_SEARCH),
+            "ewma_debias": (self.com is not None, "--com"),
+            "max_importance_ratio": (self.com is not None, "--com"),
+            "compute_dtype": (self.network == "transformer", "--network transformer"),
+            "learnability_steps": (self.learnability_estimator == "window", "--learnability-estimator window"),
+            "learnability_episodes": (self.learnability_estimator == "episodes", "--learnability-estimator episodes"),
+            "video_levels": (self.capture_video, "--capture-video"),
+            "video_buffer_levels": (self.capture_video, "--capture-video"),
         }
-        for needed, (there, names) in needs.items():
-            for name in names if not there else ():
-                if name in self.named:
-                    value = " ".join(map(str, np.ravel(getattr(self, name))))
-                    raise UsageError(f"{arguments.flag(name)} {value}: has no effect without {needed}")
+        for name, (there, needed) in needs.items():
+            if name in self.named and not there:
+                value = " ".join(map(str, np.ravel(getattr(self, name))))
+                raise UsageError(f"{arguments.flag(name)} {value}: has no effect without {needed}")
 
     def from_buffer(self, num_envs: int) -> int:
         """How many of a chunk's environments on a device are on levels of the buffer."""
@@ -612,7 +609,10 @@ def settle_search(args: Args, num_devices: int) -> Args:
     if batch % unit:
         near = f"{-(-batch // unit) * unit} would do"
         raise UsageError(f"--search-batch {batch}: must be a multiple of the {unit} fresh levels of an update; {near}")
-    candidates = -(-args.num_candidates // batch) * batch if args.buffer_share else args.num_candidates
+    candidates = -(-args.num_candidates // batch) * batch
+    idle = [arguments.flag(name) for name in OF_SEARCH if name in args.named and not args.buffer_share]
+    if idle:  # no error: a sweep may vary both
+        print(f"note: --buffer-share 0: nothing is searched for; without effect: {', '.join(idle)}")
     if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
         print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)

@@ -42,11 +42,6 @@ ARGS = Args(
 )  # fmt: skip
 
 
-def of_search(share):
-    """Flags that a run without a search may not have: their defaults, if it has none."""
-    return {} if share else {name: getattr(Args, name) for name in sfl_kinetix.OF_SEARCH}
-
-
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
     """sfl_kinetix on coins; runs go to a folder of the test's own."""
@@ -247,8 +242,7 @@ def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_
     n = 32
     args = replace(
         toy, num_envs=n, num_steps=4, minibatch_size=32, num_minibatches=None, buffer_share=share, num_devices=number,
-        num_rollout_chunks=chunks, search_batch=None, total_timesteps=n * 400,
-        **{"num_candidates": 1280} | of_search(share),
+        num_rollout_chunks=chunks, search_batch=None, num_candidates=1280, total_timesteps=n * 400,
     )  # fmt: skip
     args, env, _, programs, keys = sfl_kinetix.build(args)
     state = programs.init(keys)
@@ -306,9 +300,7 @@ def test_the_inner_loop_is_that_of_ppo(com):
 
 def test_an_update_learns_what_it_says_at_the_rate_that_it_says(toy):
     """With a discount of 0 targets are rewards, 0 or 1. KL and gains in NumPy. The learning rate falls to 0."""
-    flags = dict(
-        gamma=0.0, gae_lambda=0.9, anneal_lr=True, learning_rate=0.1, num_envs=32, buffer_share=0.0, **of_search(0)
-    )
+    flags = dict(gamma=0.0, gae_lambda=0.9, anneal_lr=True, learning_rate=0.1, num_envs=32, buffer_share=0.0)
     toy = replace(toy, search_batch=None, num_minibatches=None, total_timesteps=32 * 8 * 4, **flags)
     _, _, network, programs, keys = sfl_kinetix.build(toy)
     state, fresh, rows, params = programs.init(keys), programs.sample(keys, sfl_kinetix.FRESH, 0), [], []
@@ -391,13 +383,10 @@ def test_table_3_fits(num_envs, candidates, devices, chunks, batch):
     assert args.num_minibatches == num_envs // 64 and args.minibatch_size == 16384
 
 
-@pytest.mark.parametrize(
-    "share, candidates, settled", [(0.5, 100, 256), (1.0, 100, 2048), (0.3, 3000, 4302), (0.0, 4096, 4096)]
-)
+@pytest.mark.parametrize("share, candidates, settled", [(0.5, 100, 256), (0.0, 100, 2048), (0.3, 3000, 4302)])
 def test_candidates_are_rounded_up_to_whole_batches(share, candidates, settled):
-    args = replace(ARGS, num_envs=2048 if share != 0.5 else 16, buffer_share=share,
-                   minibatch_size=None, num_minibatches=None, search_batch=None, total_timesteps=2**20,
-                   **{"num_candidates": candidates} | of_search(share))  # fmt: skip
+    args = replace(ARGS, num_envs=2048 if share != 0.5 else 16, num_candidates=candidates, buffer_share=share,
+                   minibatch_size=None, num_minibatches=None, search_batch=None, total_timesteps=2**20)  # fmt: skip
     assert sfl_kinetix.settle_search(args, 1).num_candidates == settled
 
 
@@ -494,7 +483,7 @@ def test_every_search_looks_at_candidates_of_its_own(toy, monkeypatch):
     [(32, 0.5, 1, 8), (8, 0.5, 1, 4), (8, 0.25, 1, 2), (8, 0.5, 2, 2), (8, 0.0, 1, 8)],
 )
 def test_as_many_devices_as_have_both_kinds_of_levels(toy, num_envs, share, chunks, number):
-    new = dict(num_devices=None, num_envs=num_envs, buffer_share=share, num_rollout_chunks=chunks) | of_search(share)
+    new = dict(num_devices=None, num_envs=num_envs, buffer_share=share, num_rollout_chunks=chunks)
     args, env, *_ = sfl_kinetix.build(replace(toy, search_batch=None, num_minibatches=None, **new))
     assert args.num_devices == number == num_envs // chunks // env.num_envs
     assert share == 0 or 0 < args.from_buffer(env.num_envs) < env.num_envs
@@ -518,8 +507,10 @@ def test_an_update_that_a_signal_stops_is_evaluated_when_the_run_goes_on(toy, mo
     assert comparable(lines_of(broken)) == comparable(lines_of(straight))
 
 
-def test_without_a_buffer_nothing_is_searched(toy):
-    lines = lines_of(sfl_kinetix.train(replace(toy, buffer_share=0.0, search_batch=None, **of_search(0))))
+def test_without_a_buffer_nothing_is_searched(toy, capsys):
+    lines = lines_of(sfl_kinetix.train(replace(toy, buffer_share=0.0, search_batch=None)))
+    idle = "--num-candidates, --buffer-size, --buffer-every, --learnability-steps"
+    assert f"note: --buffer-share 0: nothing is searched for; without effect: {idle}\n" in capsys.readouterr().out
     assert not any(key.startswith(("search", "buffer")) for line in lines for key in line)
     assert lines[-1]["update"] == 6 and lines[-1]["charts/buffer_solve_rate"] is None
 
@@ -541,7 +532,6 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
         ({"search_batch": 6}, "--search-batch 6: must be a multiple of the 4 fresh levels of an update; 8 would do"),
         ({"learnability_episodes": 1}, "--learnability-episodes 1"),
         ({"buffer_share": 1.5}, "--buffer-share 1.5"),
-        ({"buffer_share": 0.0}, "--num-candidates 32: has no effect without a --buffer-share above 0"),
         ({"buffer_size": 0}, "--buffer-size 0"),
         ({"video_levels": ("s/h0_weak_trust",), "capture_video": True}, "such as s/h0_weak_thrust"),
         ({"video_levels": ("m/arm_up",), "eval_sizes": ("s",), "capture_video": True}, "--video-levels m/arm_up"),
