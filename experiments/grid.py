@@ -160,11 +160,11 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
         waiting.put(cell)
     failed: list[str] = []
     processes: list[subprocess.Popen] = []
-    stopping = threading.Event()
+    starting, stopping = threading.Lock(), threading.Event()
     began, done = time.perf_counter(), 0
 
     def work(cores: set[int]) -> None:
-        nonlocal done
+        nonlocal done, processes
         while not stopping.is_set():
             try:
                 cell = waiting.get_nowait()
@@ -172,7 +172,11 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                 return
             start = time.perf_counter()
             try:
-                process = _start(cell, folder, cores)
+                with starting:  # or a run that has just begun might not be told to stop
+                    if stopping.is_set():
+                        return
+                    process = _start(cell, folder, cores)
+                    processes += [process] if process else []
             except OSError as error:
                 failed.append(f"{cell.name}: {error}")
                 continue
@@ -181,9 +185,6 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                 if state(cell, folder) != "finished":
                     say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
                 continue
-            processes.append(process)
-            if stopping.is_set():  # it was not there yet when the others were told to stop
-                process.terminate()
             code = process.wait()
             done += 1
             if code == 0:
@@ -202,7 +203,8 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
             for thread in threads:
                 thread.join()
     except KeyboardInterrupt:
-        stopping.set()
+        with starting:
+            stopping.set()
         for process in processes:
             if process.poll() is None:
                 process.terminate()
