@@ -451,6 +451,15 @@ def paper_b():
         more, base = map(np.array, samples(f"final score, {what}", "fig_B1b_long"))
         lows = [stats.ttest_ind(more[:, i], base[:, i], equal_var=False).confidence_interval().low for i in (0, 1)]
         assert lows[0] < 0 < lows[1]  # Breakout, SpaceInvaders
+    large, some, most = (
+        check("fig_BN_long", f"final score, {what} minibatches, less the base")
+        for what in ("N × 16, larger", "N × 4, more", "N × 16, more")
+    )
+    yield minus(f"with 128 environments by {less(*large)}")
+    assert read("fig_BN_long")["verdict"] == "not enough data"
+    more, base = map(np.array, samples("final score, N × 16, larger minibatches, less the base", "fig_BN_long"))
+    assert stats.ttest_ind(more[:, 0], base[:, 0], equal_var=False).confidence_interval().high < 0  # Breakout
+    yield minus(f"with 32 and 128 environments by {less(*some)} and {less(*most)}")
     estimate, low, high = check("fig_B1b", "final score, N × 4 less K × 4")
     yield minus(f"32 × 32 against 8 × 128, it is not seen ({estimate:.2f}, {low:.2f} to {high:.2f})")
     same = "N × 4 with the base's minibatches less it, mean over games"
@@ -647,7 +656,7 @@ NOT_COMPUTED = {
     "A third of the learning rate with 32 gradient steps": "experiments/headline.py",
     "With 4 or 32 they are not in any of eight": "computed in inner()",
     "end *above* 8 × 32": "experiments/paper_b_runs.py",
-    "with ten million B1b is undecided": "computed in paper_b()",
+    "with ten million B1b and BN are undecided": "computed in paper_b()",
     "(by the rule of figure B11 undecided; 8 environments were not tried at these rates)": "a figure",
     "it takes 1.5 to 2 × as long to compile": "docs/scaling.md",
     # Read from the pictures' data, not computed here.
