@@ -431,7 +431,6 @@ def optimise(
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree((learner.params, learner.rnd.predictor))
     policy_size = ravel_pytree(learner.params)[0].size
-    of_policy = jnp.arange(params.size) < policy_size
     grad_fn = jax.grad(partial(total_loss, args, network, learner, unravel), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
@@ -445,9 +444,9 @@ def optimise(
         grad_norm = jnp.linalg.norm(grads[:policy_size])  # the predictor's gradient is not scaled
         grads = grads.at[:policy_size].multiply(jnp.minimum(1.0, args.max_grad_norm / grad_norm))
         steps, opt_state = ADAM.update(grads, opt_state)
-        # --adaptive-lr-kl sets the policy's rate by the policy's KL. The predictor keeps its own.
-        predictor_rate = learning_rate if args.adaptive_lr_kl is None else args.learning_rate
-        params = params - jnp.where(of_policy, learning_rate, predictor_rate) * steps
+        if args.adaptive_lr_kl is not None:  # it follows the policy's KL; the predictor keeps its own rate
+            steps = steps.at[policy_size:].multiply(args.learning_rate / learning_rate)
+        params = params - learning_rate * steps
         return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
@@ -480,8 +479,7 @@ def optimise(
         metrics[f"{part}/explained_variance"] = statistics.explained_variance(error, target)
     metrics["charts/learning_rate"] = learning_rate
     params, predictor = unravel(params)
-    rnd = learner.rnd._replace(predictor=predictor)
-    return learner._replace(params=params, opt_state=opt_state, rnd=rnd), metrics
+    return learner._replace(params=params, opt_state=opt_state, rnd=learner.rnd._replace(predictor=predictor)), metrics
 
 
 def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
