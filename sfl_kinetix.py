@@ -34,7 +34,7 @@ from tqdm import tqdm
 from common import bits, envs, statistics
 from common.actions import Categorical
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
-from common.run import arguments, checkpoints, devices, memory
+from common.run import arguments, checkpoints, devices, folder, memory
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.plots import read_lines
 from common.run.run import Run, begin, evaluate, evaluate_learner, main
@@ -613,6 +613,8 @@ def settle_search(args: Args, num_devices: int) -> Args:
     idle = [arguments.flag(name) for name in OF_SEARCH if name in args.named and not args.buffer_share]
     if idle:  # no error: a sweep may vary both
         print(f"note: --buffer-share 0: nothing is searched for; without effect: {', '.join(idle)}")
+    if args.buffer_share and args.buffer_size >= candidates:
+        print(f"note: --buffer-size {args.buffer_size}: holds all {candidates} candidates, so a search chooses nothing")
     if args.buffer_share and (candidates, parts * known) != (args.num_candidates, args.buffer_share * args.num_envs):
         print(f"search: {candidates} candidates in batches of {batch}; {parts * known} on the buffer's levels")
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
@@ -710,9 +712,9 @@ def draw_success_rates(path: Path, buffer_every: int) -> None:
 
 def evaluate_published(args: Args) -> Path:
     """--evaluate of a folder in the format of Kinetix's published checkpoints. Returns the folder with the scores."""
+    folder.refuse_bad_target(args)
     devices.start(args)
-    args = replace(args, num_seeds=1)
-    network, params = load_published(args.evaluate, args.size)
+    network, params = load_published(args)
     player = LevelPlayer(args, network.suite, lambda params, obs: forward(args, network, params, obs)[0])
     return evaluate_learner(args, __file__, player, params, update=0)
 
@@ -724,7 +726,7 @@ def train(args: Args) -> Path:
     args, env, network, programs, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(programs.init, keys)
     if not args.evaluate:
-        advice = f", or less than --search-batch {args.search_batch}"
+        advice = f", or less than --search-batch {args.search_batch} or --buffer-size {args.buffer_size}"
         memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
         checkpoints.check_learner(args, shapes.learner, SAME, may_lack="proximal")
     player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])

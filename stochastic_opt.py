@@ -167,8 +167,12 @@ def predict_distance(args: Args, steps: np.ndarray) -> np.ndarray:
         limit = args.noise**2 / args.dimension * eta / (4 * (1 - eta))
         mean, variance = mean * shrunk, variance * shrunk**2 + limit * (1 - shrunk**2)
     variance = np.maximum(variance, 1e-9 * mean**2 + np.finfo(np.float64).tiny)  # where it is 0, ||m|| comes out
-    ratio = mean**2 / (2 * variance)
-    return np.sqrt(variance) * chi_mean(args.dimension) * hyp1f1(-0.5, args.dimension / 2, -ratio)
+    ratio, d = mean**2 / (2 * variance), args.dimension
+    exact = np.sqrt(variance) * chi_mean(d) * hyp1f1(-0.5, d / 2, -ratio)
+    # From about 100 dimensions on SciPy's 1F1 overflows at some ratios. There ||x||^2 hardly varies, and the root's
+    # expansion around its mean has a relative error below 1e-5.
+    square, its_variance = mean**2 + d * variance, variance * (2 * d * variance + 4 * mean**2)
+    return np.where(np.isfinite(exact), exact, np.sqrt(square) * (1 - its_variance / (8 * square**2)))
 
 
 def predict_soon(args: Args, step: int) -> float:

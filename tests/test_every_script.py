@@ -167,3 +167,59 @@ def test_an_update_moves_as_far_and_gains_as_much_as_it_says(name):
     np.testing.assert_allclose(metrics["outer/kl"], kl, rtol=1e-3)
     np.testing.assert_allclose(metrics["outer/ddr"], 16 * 6 / kl, rtol=1e-3)
     np.testing.assert_allclose([metrics["outer/own_gain"], metrics["outer/fresh_gain"]], [own, -lost], rtol=2e-3)
+
+
+@every_script
+def test_statistics_of_observations_are_those_of_all_that_was_acted_on(name):
+    """The clock's times, over both updates; what ppo_rnd.py saw before, in its warm-up, is known to its predictor."""
+    _, _, _, state, step = built(name, Clock(), norm_obs=True)
+    for done in (1, 2):
+        state, *_ = step(state)
+        found = state.learner.obs_stats
+        times = np.arange(6 * done) + (3 if name == "ppo_rnd" else 0)
+        np.testing.assert_allclose(
+            [found.count, found.mean[0], found.var[0]], [48 * done, times.mean(), times.var()], rtol=1e-3
+        )
+
+
+@every_script
+def test_eight_devices_count_all_episodes_and_play_different_ones(name):
+    _, _, _, state, step = built(name, Clock(end=3), num_envs=16, num_devices=8)
+    assert step(state)[1]["charts/num_episodes"] == 16 * 2
+    _, _, _, state, step = built(name, Noise(Discrete((3,))), num_envs=16, num_devices=8)
+    for there in (state, step(state)[0]):
+        assert len(np.unique(np.asarray(there.environments.obs)[0, :, 1])) == 16
+
+
+PPOS = [name for name in SCRIPTS if name != "pqn"]
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("name", PPOS)
+def test_each_minibatch_has_standardised_advantages_or_those_that_there_are(monkeypatch, name, norm):
+    seen, script = [], SCRIPTS[name][0]
+    loss = script.ppo_loss
+
+    def spy(*inputs):
+        jax.debug.callback(lambda advantage: seen.append(np.asarray(advantage)), inputs[-1].advantage)
+        return loss(*inputs)
+
+    monkeypatch.setattr(script, "ppo_loss", spy)
+    *_, state, step = built(name, Clock(), norm_adv=norm, update_epochs=1, num_minibatches=2)
+    jax.block_until_ready(step(state))
+    jax.effects_barrier()
+    minibatches = [advantage for advantage in seen if advantage.size == 24]
+    assert len(minibatches) == 2
+    for advantage in minibatches:
+        if norm:
+            assert abs(advantage.mean()) < 1e-4 and abs(advantage.std() - 1) < 1e-3
+        else:
+            assert advantage.mean() > 1
+
+
+@pytest.mark.parametrize("name", PPOS)
+def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(name):
+    for target, epochs in ((1e-9, 1), (1e9, 4)):
+        flags = dict(target_kl=target, update_epochs=4, learning_rate=3e-2)
+        *_, state, step = built(name, Noise(Discrete((3,))), **flags)
+        assert step(state)[1]["outer/epochs"] == epochs

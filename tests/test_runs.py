@@ -415,15 +415,23 @@ def test_a_signal_ends_an_evaluation_that_resume_makes(args, at, every, saved, l
     assert json.loads((path / "summary.json").read_text())["updates"] == 10
 
 
+@dataclasses.dataclass(frozen=True)
+class Limited(Args):
+    time_limit: int | None = None
+
+
 def test_a_run_in_which_no_episode_ends_says_so(args, capsys):
-    said = "no episode ended in training, so there is no return; --time-limit truncates episodes"
-    for key, told in (("charts/episodic_return", False), ("charts/other", True)):
-        run = run_of(args, 2)
+    said = "note: no episode ended in training, so there is no return"
+    limited = Limited(runs_dir=args.runs_dir)
+    told = {"charts/episodic_return": (args, ""), "losses/x": (args, said), "losses/y": (limited, said)}
+    for key, (given, note) in told.items():
+        run = run_of(given, 2)
         with run:
             for update in run.updates():
                 run.log(update, {key: jnp.float32(update)})
         run.finish()
-        assert (said in capsys.readouterr().err) == told
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: no")]
+        assert notes == ([note + "; --time-limit truncates episodes" * (given is limited)] if note else [])
 
 
 def test_with_nothing_left_to_do_nothing_is_compiled(args):
@@ -609,6 +617,7 @@ def check_sharded_round_trip(folder):
 def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     there = lambda: devices.number_of_gpus(tmp_path)  # noqa: E731
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
     assert there() == 0
     (tmp_path / "dev").mkdir()
@@ -617,6 +626,10 @@ def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     assert there() == 1
     (tmp_path / "dev/nvidia1").touch()
     assert there() == 2
+    for visible, count in (("1", 1), ("GPU-8932f937,GPU-8f1c", 2), ("", 0), ("-1", 0), ("0,1,2", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert there() == count
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert there() == 0
     monkeypatch.delenv("JAX_PLATFORMS")

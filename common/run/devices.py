@@ -47,7 +47,10 @@ def number_of_gpus(root: Path = Path("/")) -> int:
     """How many NVIDIA GPUs JAX is going to use. JAX cannot be asked: that would start it, and XLA_FLAGS come first."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
-    return len(list(root.glob("dev/nvidia[0-9]*"))) if asked and any(map(importlib.util.find_spec, plugins)) else 0
+    if not asked or not any(map(importlib.util.find_spec, plugins)):
+        return 0
+    there, visible = len(list(root.glob("dev/nvidia[0-9]*"))), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return there if visible is None else min(there, sum(x.strip() not in ("", "-1") for x in visible.split(",")))
 
 
 def _make_cpu_devices(count: int) -> None:

@@ -36,14 +36,19 @@ def settle(args: Any, script: str) -> Any:
     """The arguments of the run that --resume or --evaluate names, else `args`. Refuse what cannot start."""
     if args.resume is not None:
         return _resumed(args, Path(args.resume), Path(script).stem)
-    if args.run_name is not None:
-        _refuse_bad_name(args)
-    _refuse_bad_place(Path(args.runs_dir))
+    refuse_bad_target(args)
     if getattr(args, "evaluate", None) is not None:
         return _evaluated(args, Path(script).stem)
     if getattr(args, "init_from", None) is not None:
         find_checkpoint(args.init_from)
     return args
+
+
+def refuse_bad_target(args: Any) -> None:
+    """Refuse a --run-name or --runs-dir with which no folder can be made."""
+    if args.run_name is not None:
+        _refuse_bad_name(args)
+    _refuse_bad_place(Path(args.runs_dir))
 
 
 def _resumed(args: Any, folder: Path, script: str) -> Any:

@@ -114,8 +114,6 @@ def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
     """Carry out --evaluate: evaluate a checkpoint's learner with `player`, in a new run that trains nothing. learner:
     its shapes. -> the run's folder."""
     where, source = f"--evaluate {args.evaluate}", find_checkpoint(args.evaluate, "--evaluate")
-    if not args.num_eval_episodes and not args.capture_video:
-        raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
     state, update = restore_newest(source[0], source[2], {"learner": like}, where, partial=True)
@@ -125,6 +123,9 @@ def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
 
 def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int, steps: int = 0) -> Path:
     """Like `evaluate`, for a learner in memory after `update` updates of `steps` environment steps."""
+    if not args.num_eval_episodes and not args.capture_video:
+        where = f"--evaluate {args.evaluate}"
+        raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
     run = Run(args, script, only=(update, steps))
     print(f"evaluating {args.evaluate} as it was after update {update}")
     with run:
@@ -543,8 +544,9 @@ class Run:
                 self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
-            if summary["steps_per_second"] and "final_return" not in summary:
-                say("note: no episode ended in training, so there is no return; --time-limit truncates episodes")
+            if summary["steps_per_second"] and hasattr(self.args, "num_envs") and "final_return" not in summary:
+                advice = "; --time-limit truncates episodes" if hasattr(self.args, "time_limit") else ""
+                say(f"note: no episode ended in training, so there is no return{advice}")
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
         if self._signal is not None or self._failed:

@@ -141,6 +141,17 @@ def make_entities(size: str) -> "Kinetix":
     return Kinetix(size, static_params, sample=sample, entities=True)
 
 
+def _cpu() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        named = os.environ.get("JAX_PLATFORMS", "")
+        raise UsageError(
+            f"JAX_PLATFORMS={named}: evaluation levels are made on the CPU; set JAX_PLATFORMS={named},cpu, or take "
+            "--num-eval-episodes 0 and no --capture-video"
+        ) from None
+
+
 def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
     """Make the levels for comparing agents: the hand-designed ones of a size, then `num_random` filtered random ones,
     the same in every run. -> environment with entity observations, the levels' names (h0_weak_thrust, random_0)."""
@@ -153,7 +164,7 @@ def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
     def sample() -> Any:
         batch = jax.jit(partial(suite.sample_filtered, num=SAMPLE_BATCH))
         # The filter plays the levels: a GPU's rounding might make it choose others.
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with jax.default_device(_cpu()):
             key = jax.random.key(EVALUATION_SEED, impl="threefry2x32")
             keys = [jax.random.fold_in(key, i) for i in range(-(-num_random // SAMPLE_BATCH))]
             batches = [jax.device_get(batch(key)) for key in keys]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from common.actions import Categorical
 from common.products import product_of_columns
-from common.run.arguments import UsageError
+from common.run.arguments import UsageError, flag
 from common.suites import kinetix
 
 # Options of the two networks in Kinetix's configs/.
@@ -164,10 +164,19 @@ class ActorCritic:
         return obs, jnp.zeros(obs.polygons.shape[:2], bool)
 
 
-def load_published(folder: str, size: str) -> tuple[ActorCritic, Any]:
-    """Load a checkpoint in Kinetix's published format. -> network over the entities of this size, parameters."""
-    params, model = kinetix.load_published(folder)
-    network = ActorCritic(kinetix.make_entities(size), TRANSFORMER | model)
-    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, jax.eval_shape(network.init, jax.random.key(0))):
-        raise UsageError(f"--evaluate {folder}: its parameters are not those of a network over entities")
+def load_published(args: Any) -> tuple[ActorCritic, Any]:
+    """Load the checkpoint in Kinetix's published format that --evaluate names. -> network over the entities of the
+    training size, parameters."""
+    where = f"--evaluate {args.evaluate}"
+    idle = [flag(name) for name in ("network", "compute_dtype", "num_seeds", "num_devices") if name in args.named]
+    if idle:
+        raise UsageError(f"{where} with {', '.join(idle)}: a published checkpoint has one network; leave them out")
+    params, model = kinetix.load_published(args.evaluate)
+    try:
+        network = ActorCritic(kinetix.make_entities(args.size), TRANSFORMER | model)
+        shapes = jax.tree.map(jnp.shape, jax.eval_shape(network.init, jax.random.key(0)))
+    except Exception as error:  # whatever Kinetix's code says to options that it does not know or lacks
+        raise UsageError(f"{where}: its config.json describes no network ({error!r})") from None
+    if jax.tree.map(jnp.shape, params) != shapes:
+        raise UsageError(f"{where}: its parameters are not those of a network over entities")
     return network, jax.tree.map(jnp.asarray, params)
