@@ -363,8 +363,8 @@ def optimise(
     policy = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
-        (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
+    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
         grads, parts = grad_fn(params, minibatch)
@@ -372,35 +372,24 @@ def optimise(
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
         params = params - learning_rate * steps
-        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
+        learned, learning_rate = carry
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
         parts = jax.lax.pmean(parts, "device")
-        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
-        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
 
-    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
-        learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
-        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
-        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
-
-    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
-    if args.target_kl is None:
-        end, parts = jax.lax.scan(epoch, start, keys)
-    else:
-        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    params, opt_state, learning_rate = end
-    epochs = parts.pop("outer/epochs").sum()
-    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
+    ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
-    metrics["charts/learning_rate"] = learning_rate
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
@@ -452,10 +441,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         if args.norm_reward:
-            t, returns, stats = statistics.normalise_rewards(
-                t, chunk.discounted_return, learner.return_stats, args.gamma
-            )
-            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+            t, total, stats = statistics.normalise_rewards(t, chunk.discounted_return, learner.return_stats, args.gamma)
+            chunk, learner = chunk._replace(discounted_return=total), learner._replace(return_stats=stats)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)

@@ -433,8 +433,8 @@ def optimise(
     policy_size = ravel_pytree(learner.params)[0].size
     grad_fn = jax.grad(partial(total_loss, args, network, learner, unravel), has_aux=True)
 
-    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
-        (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
+    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch._replace(next_obs=None))._replace(advantage=advantage)
         few = rows[: max(1, round(args.update_proportion * rows.size))]  # of shuffled ones
@@ -447,37 +447,26 @@ def optimise(
         if args.adaptive_lr_kl is not None:  # it follows the policy's KL; the predictor keeps its own rate
             steps = steps.at[policy_size:].multiply(args.learning_rate / learning_rate)
         params = params - learning_rate * steps
-        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
+        learned, learning_rate = carry
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
         parts = jax.lax.pmean(parts, "device")
-        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
-        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
 
-    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
-        learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
-        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
-        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
-
-    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
-    if args.target_kl is None:
-        end, parts = jax.lax.scan(epoch, start, keys)
-    else:
-        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    params, opt_state, learning_rate = end
-    epochs = parts.pop("outer/epochs").sum()
-    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
+    ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
     for i, part in enumerate(("losses", "rnd")):
         error, target = (batch.target - batch.value)[:, i], batch.target[:, i]
         metrics[f"{part}/explained_variance"] = statistics.explained_variance(error, target)
-    metrics["charts/learning_rate"] = learning_rate
     params, predictor = unravel(params)
     return learner._replace(params=params, opt_state=opt_state, rnd=learner.rnd._replace(predictor=predictor)), metrics
 
@@ -544,7 +533,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         int_advantage = compute_gae(intrinsic, last_value[:, 1], args.int_gamma, args.gae_lambda)
         advantage = args.ext_coef * ext_advantage + args.int_coef * int_advantage
         target = jnp.stack([ext_advantage, int_advantage], axis=-1) + t.value
-        batch = Batch(t.obs, t.next_obs, t.action, t.log_prob, t.value, advantage, target)
+        batch = Batch(t.obs, t.next_obs, t.action, t.log_prob, t.value, advantage, target=target)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
         metrics["rnd/reward"] = jax.lax.pmean(intrinsic.reward.mean(), "device")
@@ -595,11 +584,11 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
         for key in (env_key, play_key)
     )
 
-    def begin(rnd_stats: statistics.RunningStats, keys: tuple) -> tuple:
+    def start_chunk(rnd_stats: statistics.RunningStats, keys: tuple) -> tuple:
         started, rnd_stats = play_at_random(args, env, env.reset(keys[0], args.stagger_resets), rnd_stats, keys[1])
         return rnd_stats, started
 
-    rnd_stats, (state, obs) = jax.lax.scan(begin, statistics.initial_stats(env.obs_shape), (env_keys, play_keys))
+    rnd_stats, (state, obs) = jax.lax.scan(start_chunk, statistics.initial_stats(env.obs_shape), (env_keys, play_keys))
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]), jnp.zeros(obs.shape[:2]))  # [C, N / C, ...]
     params = network.init(network_key, obs[0, :1])
     seen = jnp.zeros((1, *env.obs_shape))

@@ -153,10 +153,10 @@ class Args(RunArgs):
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         object.__setattr__(self, "sequence_length", self.sequence_length or self.num_steps)
         arguments.settle_minibatches(self, default_size=2048, whole=self.sequence_length)
-        common = math.gcd(self.num_steps, self.minibatch_size)
-        if common % self.sequence_length:
+        divisor = math.gcd(self.num_steps, self.minibatch_size)
+        if divisor % self.sequence_length:
             sizes = f"--num-steps {self.num_steps} and --minibatch-size {self.minibatch_size}"
-            would = arguments.nearest_divisors(self.sequence_length, common)
+            would = arguments.nearest_divisors(self.sequence_length, divisor)
             raise UsageError(f"--sequence-length {self.sequence_length}: does not divide {sizes}; {would} would")
 
 
@@ -451,8 +451,8 @@ def optimise(
     policy = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
-        (params, opt_state, learning_rate), (sequences, advantage) = carry, inputs
+    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state), (sequences, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = take(args, batch, sequences)._replace(advantage=advantage)
         grads, parts = grad_fn(params, minibatch)
@@ -460,36 +460,25 @@ def optimise(
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
         params = params - learning_rate * steps
-        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
+        learned, learning_rate = carry
         number = batch.advantage.size // args.sequence_length
         positions = jnp.arange(number).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         sequences = random_permutation(key, number)(positions)
         advantage = batch.advantage[transitions_of(args, batch, sequences)]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (sequences, advantage))
+        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (sequences, advantage))
         parts = jax.lax.pmean(parts, "device")
-        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
-        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
 
-    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
-        learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
-        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
-        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
-
-    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
-    if args.target_kl is None:
-        end, parts = jax.lax.scan(epoch, start, keys)
-    else:
-        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    params, opt_state, learning_rate = end
-    epochs = parts.pop("outer/epochs").sum()
-    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
+    ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
-    metrics["charts/learning_rate"] = learning_rate
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
@@ -553,10 +542,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, states, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         if args.norm_reward:
-            t, returns, stats = statistics.normalise_rewards(
-                t, chunk.discounted_return, learner.return_stats, args.gamma
-            )
-            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+            t, total, stats = statistics.normalise_rewards(t, chunk.discounted_return, learner.return_stats, args.gamma)
+            chunk, learner = chunk._replace(discounted_return=total), learner._replace(return_stats=stats)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         cells = Cells(states, t.reset)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value, cells=cells)

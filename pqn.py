@@ -7,7 +7,7 @@ There is no replay buffer and no target network. The outer loop collects `num_en
 epsilon-greedy policy; the inner loop regresses Q on their lambda-returns in `update_epochs * num_minibatches` steps.
 Layer normalisation keeps this stable. The loop and its measurements are those of ppo.py (`outer/kl` is that of the
 epsilon-greedy policies): Mayor et al. 2025 (https://arxiv.org/abs/2506.03404) compare the two over environments and
-rollout lengths. docs/pqn.md lists the logged keys and the differences from the authors' code, with reasons.
+rollout lengths. docs/pqn.md lists the logged keys and what differs from the authors' code.
 CartPole-v1 500 ± 0 after 1M steps (5 seeds, two CPU cores; the command is in docs/pqn.md).
 """
 
@@ -339,7 +339,7 @@ def optimise(
 def measure_update(
     args: Args, network: QNetwork, old: Learner, new: Learner, epsilon: jax.Array, sample: Sample
 ) -> dict:
-    """How far the update moved the parameters and, exactly, the policy on a sample of its observations."""
+    """How far the update moved the parameters and the policy, on a sample of its transitions."""
     obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
     old_q, q = (forward(args, network, sample.obs_stats, x.params, obs) for x in (old, new))
     # A policy that never explores has no finite KL to another one.
@@ -387,10 +387,8 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, epsilon, chunk, rollout_key)
         if args.norm_reward:
-            t, returns, stats = statistics.normalise_rewards(
-                t, chunk.discounted_return, learner.return_stats, args.gamma
-            )
-            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+            t, total, stats = statistics.normalise_rewards(t, chunk.discounted_return, learner.return_stats, args.gamma)
+            chunk, learner = chunk._replace(discounted_return=total), learner._replace(return_stats=stats)
         batch = Batch(t.obs, t.action, compute_targets(t, last_value, args.gamma, args.q_lambda))
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
@@ -398,18 +396,20 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
-        return (learner, obs_stats, environments), (metrics, random_rows(batch, sample_size, sample_key), sums)
+        carry = learner, obs_stats, environments
+        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    (learner, obs_stats, environments), (metrics, batch, sums) = jax.lax.scan(
-        one_chunk, (behaviour, behaviour.obs_stats, state.environments), jnp.arange(args.num_rollout_chunks)
-    )
+    carry = behaviour, behaviour.obs_stats, state.environments
+    carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
+    learner, obs_stats, environments = carry
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     metrics |= measure_update(args, network, behaviour, learner, epsilon, sample)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/epsilon": epsilon}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
-    return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
+    state = TrainState(learner, environments, next_key, state.update + 1)
+    return state, metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Array) -> TrainState:

@@ -77,7 +77,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_blocks: Positive[int] = 6
-    """M: parts of the environments, each with its own policy. The last one is the leader's. With 1, this is PPO."""
+    """B: parts of the environments, each with its own policy. The last one is the leader's. With 1, this is PPO."""
     num_envs: Positive[int] = 3072
     """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
     num_steps: Positive[int] = 32
@@ -284,7 +284,7 @@ class Transition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A chunk's rollout as the inner loop sees it, [T * N / C, ...], or its relabelled rows, [T * N / (C M), ...]."""
+    """A chunk's rollout as the inner loop sees it, [T * N / C, ...], or its relabelled rows, [T * N / (C B), ...]."""
 
     obs: Any
     action: jax.Array
@@ -371,7 +371,7 @@ def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, ga
 
 def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_obs: Any, follower: Any) -> Batch:
     """A follower's rollout, t [T, N / C] and then last_obs, as the leader's (Singla et al. 2024). Targets
-    are of one step, r + gamma (1 - terminated) V(s'); log_prob is that of who acted. -> [T * N / (C M), ...]."""
+    are of one step, r + gamma (1 - terminated) V(s'); log_prob is that of who acted. -> [T * N / (C B), ...]."""
     size = t.value.shape[1] // args.num_blocks
     part = partial(jax.lax.dynamic_slice_in_dim, start_index=follower * size, slice_size=size)
     t, last_obs = jax.tree.map(partial(part, axis=1), t), part(last_obs, axis=0)
@@ -410,7 +410,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
-        "losses/clipfrac": jnp.abs(ratio / center - 1) > args.clip_eps,
+        "losses/clipfrac": jnp.abs(jnp.exp(log_ratio - batch.log_center) - 1) > args.clip_eps,
     }
     if args.leader:
         kl, clipped = parts["losses/approx_kl"], parts["losses/clipfrac"]
@@ -437,16 +437,16 @@ def optimise(
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
     -> learner, metrics; the learning rate after it is among them.
 
-    batch: [T * N / C, ...] of this device, if M > 1 (1 + 1 / M) times as many. A minibatch is the union of the devices'
+    batch: [T * N / C, ...] of this device, if B > 1 (1 + 1 / B) times as many. A minibatch is the union of the devices'
     shares, each shuffled locally.
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, *of: forward(args, network, learner.obs_stats, unravel(params), *of)  # noqa: E731
+    policy = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
-        (params, opt_state, learning_rate), (rows, advantage) = carry, inputs
+    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+        (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
         grads, parts = grad_fn(params, minibatch)
@@ -454,34 +454,23 @@ def optimise(
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
         params = params - learning_rate * steps
-        return (params, opt_state, learning_rate), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
+        learned, learning_rate = carry
         positions = jnp.arange(batch.advantage.size).reshape(args.epoch[0], -1)
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        (*learned, learning_rate), parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
         parts = jax.lax.pmean(parts, "device")
-        learning_rate = adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])
-        return (*learned, learning_rate), parts | {"outer/epochs": jnp.ones(())}
+        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
 
-    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
-        learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
-        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
-        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
-
-    start, keys = (params, learner.opt_state, learning_rate), jax.random.split(key, args.update_epochs)
-    if args.target_kl is None:
-        end, parts = jax.lax.scan(epoch, start, keys)
-    else:
-        (end, _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    params, opt_state, learning_rate = end
-    epochs = parts.pop("outer/epochs").sum()
-    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
-    metrics["charts/learning_rate"] = learning_rate
+    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
+    ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
@@ -535,10 +524,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         if args.norm_reward:
-            t, returns, stats = statistics.normalise_rewards(
-                t, chunk.discounted_return, learner.return_stats, args.gamma
-            )
-            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
+            t, total, stats = statistics.normalise_rewards(t, chunk.discounted_return, learner.return_stats, args.gamma)
+            chunk, learner = chunk._replace(discounted_return=total), learner._replace(return_stats=stats)
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         own = t.block, jnp.zeros(advantage.shape, bool), jnp.zeros(advantage.shape)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, advantage + t.value, *own)

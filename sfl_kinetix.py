@@ -388,24 +388,15 @@ def optimise(
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
         carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
-        return carry, jax.lax.pmean(parts, "device") | {"outer/epochs": jnp.ones(())}
-
-    def epoch_unless_stopped(carry: tuple, key: jax.Array) -> tuple:
-        learned, stopped = carry
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(epoch, learned, key)[1])
-        learned, parts = jax.lax.cond(stopped, lambda learned, _: (learned, skipped), epoch, learned, key)
-        return (learned, stopped | (parts["losses/approx_kl"] > args.target_kl)), parts
+        return carry, jax.lax.pmean(parts, "device")
 
     proximal = learner.proximal
     if proximal is not None:
         proximal = proximal._replace(params=ravel_pytree(proximal.params)[0])
+    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
     start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
-    if args.target_kl is None:
-        (params, opt_state, proximal), parts = jax.lax.scan(epoch, start, keys)
-    else:
-        ((params, opt_state, proximal), _), parts = jax.lax.scan(epoch_unless_stopped, (start, jnp.bool_(False)), keys)
-    epochs = parts.pop("outer/epochs").sum()
-    metrics = jax.tree.map(lambda x: x.sum() / epochs, parts) | {"outer/epochs": epochs}
+    (params, opt_state, proximal), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics["outer/epochs"] = epochs
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
     proximal = None if proximal is None else proximal._replace(params=unravel(proximal.params))
     return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics

@@ -33,6 +33,23 @@ def scan_mean(step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
     return carry, unravel(outputs.mean(0))
 
 
+def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any, jax.Array]:
+    """jax.lax.scan that takes no more steps after one whose outputs, which have to be scalars, make `stop` true.
+    -> carry, means over the steps taken, their number."""
+
+    def step_unless_stopped(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry, stopped = carry
+        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(step, carry, x)[1])
+        carry, outputs = jax.lax.cond(stopped, lambda carry, _: (carry, skipped), step, carry, x)
+        return (carry, stopped | stop(outputs)), (outputs, 1.0 - stopped)
+
+    if stop is None:
+        carry, outputs = jax.lax.scan(step, carry, inputs)
+        return carry, jax.tree.map(lambda x: x.mean(0), outputs), jnp.float32(len(inputs))
+    (carry, _), (outputs, taken) = jax.lax.scan(step_unless_stopped, (carry, jnp.bool_(False)), inputs)
+    return carry, jax.tree.map(lambda x: x.sum(0) / taken.sum(), outputs), taken.sum()
+
+
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and (population) variance over the first axis and over devices. [n, ...] -> [...], [...]."""
     mean = jax.lax.pmean(x.mean(0), "device")

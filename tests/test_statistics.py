@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import on_devices
 from jax.sharding import PartitionSpec as P
 
@@ -55,3 +56,18 @@ def test_moments_taken_step_by_step_are_those_of_all_observations():
     assert found.count == len(seen)
     np.testing.assert_allclose(found.mean, seen.mean(0), atol=1e-6)
     np.testing.assert_allclose(found.var, seen.var(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("bound, taken", [(None, 5), (2.5, 3), (0.0, 1), (4.5, 5)])
+def test_a_scan_stops_after_the_step_that_says_so(bound, taken):
+    """Sums of 1, 2, ... in a loop; the means are over the steps that were taken."""
+
+    def step(total, x):
+        return total + x, {"x": x, "total": total}
+
+    stop = None if bound is None else lambda outputs: outputs["x"] > bound
+    run = jax.jit(lambda x: statistics.scan_until(stop, step, jnp.float32(0), x))
+    total, means, count = run(jnp.arange(1.0, 6.0))
+    xs = list(range(1, taken + 1))
+    assert (total, count) == (sum(xs), taken)
+    assert means == {"x": np.mean(xs), "total": np.mean([sum(xs[:i]) for i in range(taken)])}
