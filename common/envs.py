@@ -11,6 +11,7 @@ JAX have a VectorEnv of their own (common/suites/host.py).
 
 import difflib
 import importlib
+import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
@@ -281,10 +282,13 @@ def make(
     The others are the scripts' flags.
     """
     if on_host(env_id):
-        for name, value in (("frame_stack", frame_stack if frame_stack > 1 else None), ("time_limit", time_limit)):
-            if value is not None:
-                advice = """use --env-kwargs, '{"max_episode_steps": 1000}' or (Atari) '{"stack_num": 4}'"""
-                raise UsageError(f"{flag(name)} {value}: {env_id} runs on the host; {advice}")
+        if frame_stack > 1:
+            theirs = json.dumps({"stack_num": frame_stack})
+            advice = f"envpool's Atari has --env-kwargs '{theirs}', Gymnasium FrameStackObservation"
+            raise UsageError(f"--frame-stack {frame_stack}: {env_id} runs on the host; {advice}")
+        if time_limit is not None:
+            advice = f"use --env-kwargs '{json.dumps({'max_episode_steps': time_limit})}'"
+            raise UsageError(f"--time-limit {time_limit}: {env_id} runs on the host; {advice}")
         suite = _make_host_suite(env_id, sticky_actions, own.parse_kwargs(env_kwargs))
         return copies(suite, num_envs, reward_clip=reward_clip)
     suite = make_suite(env_id, num_levels, env_kwargs)

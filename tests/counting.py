@@ -1,5 +1,8 @@
 """Environments of Gymnasium's whose every value is known, as a user would have them in a file."""
 
+import os
+import tempfile
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -85,5 +88,17 @@ class Spaces(gymnasium.Env):
         return self.obs, 0.0, False, False, {}
 
 
-for kind in (Counting, Pixels, Spaces):
+class Opened(Counting):
+    """Opens something, which only it can close: a file in a folder of its own for each."""
+
+    def __init__(self, folder):
+        super().__init__()
+        handle, self.file = tempfile.mkstemp(dir=folder)
+        os.close(handle)
+
+    def close(self):
+        os.remove(self.file)
+
+
+for kind in (Counting, Pixels, Spaces, Opened):
     gymnasium.register(f"{kind.__name__}-v0", kind)

@@ -9,6 +9,7 @@ import pytest
 import ppo
 import ppo_ewma
 import pqn
+import sapg
 from common.actions import Discrete
 from common.convolutions import CONVOLUTIONS
 
@@ -73,6 +74,20 @@ def test_bytes_are_pixels_from_0_to_1(script, name):
     for ours, theirs, raw in zip(first(obs), first(scaled), first(obs.astype(np.float32)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         assert not np.allclose(ours, raw, atol=1e-3)
+
+
+@pytest.mark.parametrize("script", [ppo, sapg, pqn])
+def test_nine_shifted_views_are_a_convolution(script):
+    """On an image that is no square."""
+    rng, args = np.random.default_rng(0), script.Args(network="cnn", activation="tanh", hidden_sizes=(2,))
+    encoder = network_of(pqn, "cnn", activation="tanh", hidden_sizes=(2,)) if script is pqn else script.Encoder(args)
+    obs = rng.normal(size=(2, 5, 7, 3))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape), encoder.init(jax.random.key(0), obs))
+    _, sown = encoder.apply(params, obs, mutable="intermediates")
+    layer = params["params"]["conv"]
+    expected, *_ = written_out(obs, layer["kernel"].reshape(3, 3, 3, 16), 1, 0, np.zeros((2, 3, 5, 16)))
+    found = sown["intermediates"]["hidden"][0]
+    np.testing.assert_allclose(found, np.tanh(expected + layer["bias"]), atol=1e-4)
 
 
 def test_the_networks_have_the_sizes_of_the_papers():

@@ -17,7 +17,7 @@ import pytest
 
 import ppo
 import sfl_kinetix
-from common.run import checkpoints, plots, run as runs
+from common.run import checkpoints, devices, plots, run as runs
 from common.run.arguments import typed
 
 ROOT = Path(__file__).parents[1]
@@ -75,15 +75,18 @@ SFL = (
 SFL_FLAGS = SFL.split()
 
 
-def start(*flags, script=SCRIPT):
-    """Two processes at a free port."""
+def start(*flags, script=SCRIPT, own=((), ()), cpus=(1, 1)):
+    """Two processes at a free port. own: flags that one of them has; cpus: how many devices each has."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     where = f"--distributed --coordinator-address localhost:{port} --num-processes 2 --process-id"
     command = [sys.executable, "-c", script, *map(str, flags), *where.split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen([*command, str(number)], env=ENV, **pipes) for number in range(2)]
+    return [
+        subprocess.Popen([*command, str(i), *own[i]], env=ENV | {"JAX_NUM_CPU_DEVICES": str(cpus[i])}, **pipes)
+        for i in range(2)
+    ]
 
 
 def outcome(processes):
@@ -193,6 +196,46 @@ def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypat
 def test_bad_input_ends_both(straight):
     codes, _, errors = outcome(start(*FLAGS, "--runs-dir", straight.parent, "--run-name", "straight"))
     assert codes == [2, 2] and all(error.count("\n") == 1 and "exists already" in error for error in errors), errors
+
+
+@pytest.mark.parametrize(
+    "differing, said",
+    [
+        ({"own": (["--seed", "1"], ["--seed", "2"])}, "the processes were started with different flags"),
+        ({"cpus": (1, 2)}, "the processes have 1, 2 devices, must be equal (see JAX_NUM_CPU_DEVICES)"),
+    ],
+)
+def test_processes_that_differ_end_both(tmp_path, differing, said):
+    """Before a folder is made. They would wait for each other forever."""
+    codes, _, errors = outcome(start(*FLAGS, "--runs-dir", tmp_path / "runs", **differing))
+    assert codes == [2, 2], errors
+    assert all(error.endswith(f"error: --distributed: {said}\n") and error.count("\n") == 1 for error in errors)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "there, distributed, cores",
+    [
+        ({"SLURM_CPUS_PER_TASK": "3"}, False, 8),
+        ({}, True, 8),
+        ({"SLURM_CPUS_PER_TASK": "3"}, True, 3),
+        ({"SLURM_CPUS_PER_TASK": "9"}, True, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, True, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True, 2),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "16"}, True, 1),
+    ],
+)
+def test_processes_of_a_machine_share_its_cores_unless_bound_to_some(monkeypatch, there, distributed, cores):
+    for name in [*filter(FOREIGN.match, os.environ)]:
+        monkeypatch.delenv(name)
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert devices._cores(distributed) == cores
+    if "SLURM_CPUS_PER_TASK" not in there:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5}, raising=False)
+        assert devices._cores(distributed) == 2
 
 
 def test_no_cluster_is_answered_in_one_line():

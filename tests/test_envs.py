@@ -24,7 +24,7 @@ from common.statistics import (
     update_stats,
     update_stats_by_step,
 )
-from common.suites import gymnax as suite
+from common.suites import brax, gymnax as suite
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 
 IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # that one downloads a data set
@@ -526,3 +526,33 @@ def test_minatar_frames_show_the_state():
 
 def test_all_ids_are_known():
     assert suite.env_ids() == list(gymnax.registered_envs)
+
+
+class Rising(NamedTuple):
+    """In brax's style: a height that rises by one a step, and is no number from `top` on."""
+
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+    def reset(self, key):
+        return Rising(jnp.zeros(2), jnp.float32(0), jnp.float32(0))
+
+    def step(self, state, action):
+        height = state.obs[0] + 1
+        broken = height >= 3
+        obs = jnp.array([jnp.where(broken, jnp.nan, height), 7.0])
+        return Rising(obs, jnp.where(broken, jnp.inf, height), jnp.float32(0))
+
+    @property
+    def action_size(self):
+        return 1
+
+
+def test_a_simulation_that_explodes_ends_its_episode_and_nothing_else():
+    env = VectorEnv(brax.Brax(Rising(None, None, None), "rising", 100), 2)
+    _, _, outs = play(env, 7)
+    np.testing.assert_array_equal(outs.reward, np.tile([[1], [2], [0], [1], [2], [0], [1]], 2))
+    np.testing.assert_array_equal(outs.terminated, np.tile([[0], [0], [1], [0], [0], [1], [0]], 2))
+    np.testing.assert_array_equal(outs.final_obs[:3, 0], [[1, 7], [2, 7], [0, 7]])
+    assert outs.episode.total_reward[2].tolist() == [3, 3] and not outs.truncated.any()

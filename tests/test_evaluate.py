@@ -3,15 +3,19 @@
 import json
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 import ppo
 import ppo_ewma
+import ppo_rnd
 import ppo_rnn
 import pqn
-from common.run import plots, run as runs
+from common import evaluation
+from common.run import arguments, plots, run as runs
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnn": ppo_rnn, "pqn": pqn}
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn}
 FLAGS = (
     "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
     "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3"
@@ -32,11 +36,37 @@ def scores(line):
     return {key: value for key, value in line.items() if key.startswith("eval/")}
 
 
-@pytest.fixture(scope="module", params=[("ppo", 1), ("ppo", 2), ("ppo_ewma", 1), ("ppo_rnn", 1), ("pqn", 1)])
+@pytest.fixture(scope="module", params=[("ppo", 2), *((script, 1) for script in SCRIPTS)])
 def trained(request, tmp_path_factory):
     script, seeds = request.param
     folder = tmp_path_factory.mktemp("runs")
     return script, call(script, folder, *FLAGS.split(), "--num-seeds", seeds)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch, script):
+    """Each array of the learner has numbers of its own, so that none can stand for another one."""
+
+    class Made(Exception):
+        """In place of a player."""
+
+    def player(args, suite, policy, memory=lambda number: None):
+        raise Made(policy, memory(64))
+
+    module, rng = SCRIPTS[script], np.random.default_rng(1)
+    args, _, network, init, *_, keys = module.build(arguments.parse(module.Args, "", FLAGS.split()))
+    learner = jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), jax.eval_shape(init, keys).learner)
+    mean, std, z = learner.obs_stats.mean, abs(learner.obs_stats.var), np.float32(rng.normal(size=(64, 4)))
+    learner = learner._replace(obs_stats=learner.obs_stats._replace(var=std**2))
+    monkeypatch.setattr(evaluation, "Player", player)
+    with pytest.raises(Made) as made:
+        module.train(args)
+    policy, *memory = (x for x in made.value.args if x is not None)
+    dist = policy(learner, mean + std * z, *memory)
+    out = network.apply(learner.params, z, *memory)
+    expected = np.eye(2)[out.argmax(-1)] if script == "pqn" else jax.nn.softmax(out[0].logits)
+    np.testing.assert_allclose((dist[0] if memory else dist).probs(), expected, atol=1e-3)
+    assert np.ptp(expected[:, 0]) > 0.2
 
 
 def test_a_run_and_each_of_its_checkpoints_are_evaluated_as_they_were(trained, monkeypatch):

@@ -79,6 +79,17 @@ def test_every_transition_of_a_counter_is_known():
         assert (last.length[i], last.total_reward[i]) == (time, total)
 
 
+def test_rewards_are_clipped_and_returns_are_not():
+    """Of episode 0 the rewards are 1 and 2, the later ones' are 11 or more."""
+    env = envs.make(COUNTING, 3, reward_clip=1.5)
+    _, outs, _ = play(env, jnp.zeros((12, 3, 1), jnp.int32))
+    episode, time = outs.final_obs[..., 1], outs.final_obs[..., 2]
+    np.testing.assert_array_equal(outs.reward, np.where((episode == 0) & (time == 1), 1, 1.5))
+    done = outs.episode.done
+    assert done.sum() >= 9
+    np.testing.assert_array_equal(outs.episode.total_reward[done], (10 * episode * time + time * (time + 1) / 2)[done])
+
+
 def test_staggered_environments_have_played_0_to_all_steps():
     env = envs.make(COUNTING, 5, env_kwargs='{"ends": [99], "limit": 99}')
     (state, obs), outs, _ = play(env, jnp.zeros((2, 5, 1), jnp.int32), stagger=8)
@@ -249,6 +260,31 @@ def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(t
     assert (tmp_path / "broken/environment.py").read_text() == (ROOT / "tests/counting.py").read_text()
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_are_closed_when_they_are_no_longer_used_and_at_the_end(tmp_path, mode):
+    kwargs = json.dumps({"folder": str(tmp_path), "vectorization_mode": mode})
+    code = f"""
+import counting, jax, os
+from common import envs
+env = envs.make("gymnasium/counting:Opened-v0", 3, env_kwargs={kwargs!r})
+after_the_trial = len(os.listdir({str(tmp_path)!r}))
+env.auto_reset = False  # as in an evaluation, whose environments are gone when the next one begins
+for key in (0, 1):
+    jax.block_until_ready(jax.jit(env.reset)(jax.random.key(key)))
+print(after_the_trial, len(os.listdir({str(tmp_path)!r})))
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "0 3\n"), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(tmp_path, number):
     """As from a terminal, or Slurm: they would die in the middle of the update."""
@@ -297,6 +333,8 @@ WRONG = {
     ),
     "gymnasium/CartPole-v1": (dict(num_seeds=2), "--num-seeds 2: .* start one run per seed"),
     "gymnasium/Acrobot-v1": (dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
+    "gymnasium/Taxi-v3": (dict(time_limit=9), """--time-limit 9: .* use --env-kwargs '{"max_episode_steps": 9}'"""),
+    "gymnasium/MountainCarContinuous-v0": (dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}', Gymn"""),
     COUNTING: (dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable is \(.*counting.py:\d+\)"),
     "gymnasium/MountainCar-v0": (dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
 }
@@ -414,3 +452,27 @@ def test_what_envpool_does_not_know_is_one_line():
         envs.make("envpool/Pnog-v5", 2)
     with pytest.raises(UsageError, match=r'--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size'):
         envs.make("envpool/CartPole-v1", 2, env_kwargs='{"batch_size": 1}')
+
+
+@pytest.mark.parametrize("name", ["StarpilotEasy-v0", "Catch-v0", "tabular/CliffWalking-v0", "Highway-v0"])
+def test_a_limit_that_cuts_nothing_is_refused(name):
+    """With it envpool would call every later end a truncation."""
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match=f"envpool/{name}: max_episode_steps cuts none of its episodes; leave it out"):
+        envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 5}')
+
+
+@pytest.mark.parametrize("name", ["FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Pendulum-v1"])
+def test_a_limit_that_is_not_refused_cuts(name):
+    pytest.importorskip("envpool")
+    env = envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 4}')
+    _, outs, _ = play(env, jnp.zeros((8, 2, env.action_dim), jnp.int32 if name[0] != "P" else jnp.float32))
+    assert (
+        outs.truncated[3].all() and not outs.terminated[3].any() and (outs.episode.length[outs.episode.done] <= 4).all()
+    )
+
+
+def test_what_is_for_the_critic_alone_is_not_shown_to_the_policy():
+    pytest.importorskip("envpool")
+    env = envs.make("envpool/LeapCubeReorient-v1", 1)
+    assert env.obs_shape == (57,)

@@ -1,4 +1,4 @@
-"""--init-from within and between ppo.py and ppo_ewma.py, and what --resume keeps of the proximal policy."""
+"""--init-from within and between scripts, and what --resume keeps: the proximal policy, and all on other devices."""
 
 import importlib
 import json
@@ -69,9 +69,9 @@ def learner_at(outcome, update):
     return jax.tree.map(np.array, jax.device_get(saved["learner"]))
 
 
-def resumed(script, straight, folder, after):
+def resumed(script, straight, folder, after, *flags):
     """The run in `straight`, killed after so many updates, without the checkpoints and lines of later ones, and
-    resumed."""
+    resumed with these flags."""
     shutil.copytree(straight, folder)
     for checkpoint in (folder / "checkpoints").iterdir():
         if int(checkpoint.name) > after:
@@ -80,7 +80,7 @@ def resumed(script, straight, folder, after):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:after]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder)])
+        patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder), *flags])
         runs.main(script.train, script.Args)
     return folder
 
@@ -179,6 +179,35 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path, f
     assert lines_of(killed) == lines_of(straight.path)
     assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
+
+
+def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
+    """From the very state that four devices had after update 4, each with one environment, now on two with two each."""
+    saved, started, save, compile_update = {}, [], checkpoints.Checkpoints.save, runs.Run.compile
+    here = lambda state: jax.tree.map(np.array, jax.device_get(state._replace(key=jax.random.key_data(state.key))))  # noqa: E731
+
+    def spy_save(self, update, state):
+        saved[update] = here(state)
+        save(self, update, state)
+
+    def spy_compile(run, function, state):
+        started.append((here(state), jax.tree.map(lambda x: x.sharding, state)))
+        return compile_update(run, function, state)
+
+    flags = [*CARTPOLE.split(), *BASE.split(), "--num-devices", 4]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Checkpoints, "save", spy_save)
+        path = call(ppo, tmp_path / "straight", *flags).path
+    monkeypatch.setattr(runs.Run, "compile", spy_compile)
+    found = resumed(ppo, path, tmp_path / "resumed", 4, "--num-devices", "2")
+    ((start, layout),) = started
+    same(start, saved[4])
+    assert differ(saved[4].environments.obs, saved[2].environments.obs)
+    assert {len(sharding.device_set) for sharding in jax.tree.leaves(layout)} == {2}
+    assert layout.environments.obs.shard_shape((1, 4, 4)) == (1, 2, 4)
+    assert lines_of(found)[:4] == lines_of(path)[:4]
+    assert [row["update"] for row in lines_of(found)] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((found / "summary.json").read_text())["updates"] == 6
 
 
 def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):

@@ -386,6 +386,12 @@ def test_parts_of_one_transition_have_the_sample_variance():
     assert found["plasticity/gradient_noise_scale"] == pytest.approx(7 / (9 - 7 / 3))
 
 
+def test_a_row_of_three_transitions_has_a_third_of_the_noise_of_one():
+    found = gradient_metrics(mean_of, jnp.array([[1.0], [2.0], [6.0]]), 3)
+    assert found["plasticity/gradient_noise"] == pytest.approx(3 * 7)
+    assert found["plasticity/gradient_signal"] == pytest.approx(9 - 7 / 3)
+
+
 def test_there_are_eight_equal_parts_and_the_rest_is_left_out():
     """Means of pairs 1 ... 8, whatever they are made of: their variance 6 is a half of a transition's."""
     pairs = np.arange(1.0, 9.0)[:, None] + [[0.5, -0.5]]

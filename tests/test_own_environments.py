@@ -329,6 +329,8 @@ def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
         ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
         ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
         ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
+        ("Acrobot-v1", '{"available_torque": ["x", 0]}', ["--env-kwargs", "Acrobot-v1 raises TypeError"]),
+        ("Acrobot-v1", '{"available_torque": [[1], [1, 2]]}', ["--env-kwargs", "Acrobot-v1 raises"]),
         ("Catch-bsuite", '{"row": 8}', ["takes no row; it takes rows, columns"]),
         ("Catch-bsuite", '{"rows": "x"}', ["--env-kwargs", "raises"]),
         ("kinetix/s", '{"size": 8}', ["--env-kwargs", "kinetix/s takes none"]),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 from conftest import Aim, Bandit, Counter, Noise, Stub, TwoStates, on_devices
 from jax.sharding import PartitionSpec as P
 
@@ -233,6 +234,37 @@ def test_loss_is_the_weighted_sum_of_its_parts_by_hand():
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
     assert parts["approx_kl"] == pytest.approx((0.25 - np.log(1.25) - 0.5 - np.log(0.5)) / 2, rel=1e-4)
     assert loss == pytest.approx(policy_loss + 0.25 * value_loss - 0.1 * entropy, rel=1e-5)
+
+
+def drawn(critics, size=40):
+    """Transitions of two actions, of which some are clipped: logits [n, 2], log-probabilities then, actions,
+    advantages [n]; new values, old ones and targets [n, critics]."""
+    rng = np.random.default_rng(4)
+    logits, action, advantage = rng.normal(size=(size, 2)), rng.integers(0, 2, size), rng.normal(size=size)
+    log_prob = np.log(scipy.special.softmax(logits, 1))[np.arange(size), action] + 0.3 * rng.normal(size=size)
+    columns = logits, log_prob, action, advantage, *0.4 * rng.normal(size=(3, size, critics))
+    return [x if x.dtype == int else x.astype(np.float32) for x in columns]
+
+
+def losses_by_loop(args, logits, log_prob, action, advantage, value, old_value, target):
+    """The loss of what was `drawn`, transition by transition, and its parts, those of each critic last."""
+    eps, rows = args.clip_eps, []
+    for i, taken in enumerate(action):
+        probs = np.exp(logits[i].astype(float)) / np.exp(logits[i].astype(float)).sum()
+        ratio = probs[taken] / np.exp(log_prob[i])
+        within = min(max(ratio, 1 - eps), 1 + eps)
+        policy_loss, entropy, errors = -min(ratio * advantage[i], within * advantage[i]), 0.0, []
+        for p in probs:
+            entropy -= p * np.log(p)
+        for new, old, wanted in zip(value[i], old_value[i], target[i], strict=True):
+            near = old + min(max(new - old, -eps), eps)
+            far = max(abs(new - wanted), abs(near - wanted)) if args.clip_vloss else abs(new - wanted)
+            errors.append(0.5 * far**2)
+        loss = policy_loss + args.vf_coef * sum(errors) - args.ent_coef * entropy
+        rows.append([loss, policy_loss, entropy, ratio - 1 - np.log(ratio), within != ratio, *errors])
+    names = ("policy_loss", "entropy", "approx_kl", "clipfrac", "value_loss")
+    loss, *parts = np.mean(rows, 0)
+    return loss, {f"losses/{name}": part for name, part in zip(names, parts, strict=False)}, parts[len(names) :]
 
 
 def test_advantages_are_normalised_over_the_minibatch_of_all_devices():

@@ -14,12 +14,12 @@ import pytest
 from conftest import Counter, Noise, on_devices
 from jax.sharding import PartitionSpec as P
 from test_init_from import CARTPOLE, call, learner_at, lines_of, resumed
-from test_ppo import SPACES, differ, leaves_close, mean_of_n_step_returns, same
+from test_ppo import SPACES, differ, drawn, leaves_close, losses_by_loop, mean_of_n_step_returns, same
 
 import ppo
 import ppo_rnd
 from common import envs, statistics
-from common.actions import Discrete
+from common.actions import Categorical, Discrete
 
 ARGS = ppo_rnd.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
@@ -195,6 +195,19 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
     epochs = [{tuple(row) for obs in seen[i : i + 4] for row in obs} for i in range(0, 16, 4)]
     assert all(len(epoch) == 4 * rows for epoch in epochs) and (share == 1.0 or epochs[0] != epochs[1])
     assert set.union(*epochs) <= {tuple(row) for row in np.asarray(batch.next_obs)}
+
+
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_the_loss_is_the_mean_over_transitions_of_numpys_with_both_critics(clip_vloss):
+    args = replace(ARGS, clip_eps=0.2, clip_vloss=clip_vloss, vf_coef=0.7, ent_coef=0.3)
+    transitions = drawn(critics=2)
+    logits, log_prob, action, advantage, value, old_value, target = transitions
+    batch = ppo_rnd.Batch(None, None, action[:, None], log_prob, old_value, advantage, target)
+    loss, parts = ppo_rnd.ppo_loss(args, lambda *_: (Categorical(logits, (2,)), value), {}, batch)
+    expected, expected_parts, (of_intrinsic,) = losses_by_loop(args, *transitions)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    leaves_close(parts, expected_parts | {"rnd/value_loss": of_intrinsic}, rtol=1e-4)
+    assert 0.2 < parts["losses/clipfrac"] < 0.8
 
 
 # The predictor

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import Counter, Noise, Toy, on_devices
 from jax.sharding import PartitionSpec as P
-from test_init_from import call, lines_of, resumed
-from test_ppo import differ, leaves_close, same
+from test_init_from import call, learner_at, lines_of, resumed
+from test_ppo import differ, drawn, leaves_close, losses_by_loop, same
 
 import ppo_rnn
 from common import envs, evaluation
@@ -269,6 +269,19 @@ def test_nothing_passes_the_border_of_an_episode(cell):
             assert all((np.asarray(x[i, step]) != 0).any() == begins for x in jax.tree.leaves(to_state))
 
 
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_the_loss_is_the_mean_over_transitions_of_numpys(clip_vloss):
+    args = having(clip_eps=0.2, clip_vloss=clip_vloss, vf_coef=0.7, ent_coef=0.3)
+    transitions = drawn(critics=1)
+    logits, log_prob, action, advantage, value, old_value, target = transitions
+    batch = ppo_rnn.Batch(None, action[:, None], log_prob, old_value[:, 0], advantage, target[:, 0], None)
+    loss, parts = ppo_rnn.ppo_loss(args, lambda *_: (Categorical(logits, (2,)), value[:, 0], None), {}, batch)
+    expected, expected_parts, _ = losses_by_loop(args, *transitions)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    leaves_close(parts, expected_parts, rtol=1e-4)
+    assert 0.2 < parts["losses/clipfrac"] < 0.8
+
+
 # Whole updates
 
 
@@ -477,13 +490,16 @@ CARTPOLE = (
 )
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_path):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of the cells were kept, too."""
-    straight = call(ppo_rnn, tmp_path, *CARTPOLE.split(), "--run-name", "straight").path
-    killed = resumed(ppo_rnn, straight, tmp_path / "killed", after=3)
-    assert lines_of(killed) == lines_of(straight)
+    straight = call(ppo_rnn, tmp_path, *CARTPOLE.split(), "--run-name", "straight")
+    killed = resumed(ppo_rnn, straight.path, tmp_path / "killed", after=3)
+    assert lines_of(killed) == lines_of(straight.path)
     assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6, 6]
+    start = call(ppo_rnn, tmp_path, *CARTPOLE.split(), "--seed", 1, "--init-from", f"{killed}@4", stop=True).start
+    same(start, learner_at(straight, 4))
+    assert all(differ(part, old) for part, old in zip(start, straight.start, strict=True))
 
 
 @pytest.mark.parametrize(

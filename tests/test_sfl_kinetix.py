@@ -15,15 +15,17 @@ import pytest
 from coins import Coins, ToyNetwork, coins, install
 from conftest import on_devices
 from jax.sharding import PartitionSpec as P
+from test_ppo import differ, same
 
 import ppo
 import ppo_ewma
 import sfl_kinetix
 from common import bits, envs
+from common.actions import Categorical
 from common.run import arguments, folder, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
-from common.suites.kinetix_network import MODELS, ActorCritic
+from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 from sfl_kinetix import Args, Learner, Levels
 
 ROWS = P("device")
@@ -185,6 +187,14 @@ def test_a_level_without_an_episode_has_the_lowest_score(monkeypatch):
     np.testing.assert_array_equal(best.success_rate, [0, 1, 0])
 
 
+def test_the_smallest_learnability_is_that_of_a_level_that_is_there():
+    """Of three places two are filled."""
+    args, score = replace(ARGS, buffer_size=3), jnp.array([0.25, 0.09, -jnp.inf])
+    found = nothing_found(args)._replace(best=Levels(jnp.zeros((3, 16), jnp.uint8), score, jnp.zeros(3)))
+    _, metrics = on_devices(partial(sfl_kinetix.gather_levels, args))(found)
+    assert metrics["buffer/learnability_min"] == pytest.approx(0.09) and metrics["buffer/levels"] == 2
+
+
 def test_the_buffer_is_what_teaches():
     """Of levels with all success rates, those near a half are kept."""
     n = 256
@@ -234,6 +244,31 @@ def test_an_environment_keeps_its_level():
     np.testing.assert_array_equal(ended.done, [[t % 2 == 1, t % 3 == 2, t % 5 == 4] for t in range(12)])
     np.testing.assert_array_equal(ended.success[:, :2], [[t % 2 == 1, False] for t in range(12)])
     np.testing.assert_array_equal(ended.length[ended.done[:, 1], 1], 3)
+
+
+class CutShort(Coins):
+    """Observes its time, is never solved, and is cut after three steps."""
+
+    def observe(self, state):
+        return {"time": state.time}
+
+    def step(self, key, state, action):
+        state = state._replace(time=state.time + 1)
+        no = jnp.bool_(False)
+        return state, self.observe(state), jnp.float32(0), no, state.time >= 3, no
+
+
+def test_what_comes_after_a_cut_or_the_last_step_has_its_own_value():
+    """The value is the observed time: before a cut it is 2, of what the cut hides 3, after it 0."""
+    env, args = envs.LevelEnv(CutShort(), 4), replace(ARGS, num_envs=4, num_minibatches=None)
+    logits = jnp.zeros((4, 2))
+    network = SimpleNamespace(apply=lambda params, obs: (Categorical(logits, (2,)), obs["time"]))
+    run = lambda levels, key: sfl_kinetix.rollout(args, env, network, {}, levels, key)  # noqa: E731
+    t, last_value, _ = on_devices(run)(pack(coins(p=np.zeros(4))), jax.random.key(0))
+    time = np.tile(np.array([0, 1, 2, 0, 1, 2, 0, 1])[:, None], 4)
+    np.testing.assert_array_equal(t.value, time)
+    np.testing.assert_array_equal(t.final_value, np.where(time == 2, 3, 0))
+    np.testing.assert_array_equal(last_value, np.full(4, 2))
 
 
 @pytest.mark.parametrize("share, number, chunks", [(0.5, 1, 1), (0.25, 2, 2), (1.0, 1, 1), (0.0, 8, 1), (0.5, 8, 1)])
@@ -515,6 +550,24 @@ def test_without_a_buffer_nothing_is_searched(toy, capsys):
     assert lines[-1]["update"] == 6 and lines[-1]["charts/buffer_solve_rate"] is None
 
 
+def test_a_buffer_that_holds_all_candidates_is_noted(capsys):
+    arguments_of = lambda **flags: sfl_kinetix.settle_search(replace(ARGS, **flags), 1)  # noqa: E731
+    arguments_of(buffer_size=31)
+    assert "note:" not in capsys.readouterr().out
+    arguments_of(buffer_size=32)
+    assert "note: --buffer-size 32: holds all 32 candidates, so a search chooses nothing\n" in capsys.readouterr().out
+
+
+def test_without_a_cpu_backend_the_evaluation_says_so(monkeypatch):
+    def no_such(backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", no_such)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(arguments.UsageError, match=r"JAX_PLATFORMS=cuda: .* set JAX_PLATFORMS=cuda,cpu"):
+        kinetix._cpu()
+
+
 def test_ewma_starts_from_a_run_of_ppo(toy):
     first = sfl_kinetix.train(toy)
     second = sfl_kinetix.train(replace(toy, com=2.0, init_from=str(first)))
@@ -522,6 +575,40 @@ def test_ewma_starts_from_a_run_of_ppo(toy):
     assert line["ewma/behaviour_kl"] < 0.1 and line["update"] == 1
     third = sfl_kinetix.train(replace(toy, init_from=str(second)))
     assert "ewma/kl" not in lines_of(third)[1]
+
+
+def learner_before(args):
+    """With what a run begins, up to its first update."""
+    found, begun = [], RuntimeError()
+
+    def spy(run, function, state, *_):
+        found.append(jax.tree.map(np.array, jax.device_get(state.learner)))
+        raise begun
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as raised:
+        patch.setattr(runs.Run, "compile", spy)
+        sfl_kinetix.train(args)
+    assert raised.value is begun
+    return found[0]
+
+
+def test_a_branch_begins_with_all_that_its_parent_had_learned(toy):
+    """After update 4 of 6, though its seed is another one; Run.evaluate_if_due is handed what there was."""
+    kept, evaluate_if_due = {}, runs.Run.evaluate_if_due
+    toy = replace(toy, com=4.0, plasticity_every=0)
+
+    def spy(run, update, player, learner):
+        kept[update] = jax.tree.map(np.array, jax.device_get(learner))
+        return evaluate_if_due(run, update, player, learner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Run, "evaluate_if_due", spy)
+        parent = sfl_kinetix.train(replace(toy, checkpoint_every=2, keep_checkpoints=0))
+    start = learner_before(replace(toy, seed=1, init_from=f"{parent}@4"))
+    same(start, kept[4])
+    for part in ("params", "opt_state", "proximal"):
+        assert all(differ(getattr(kept[4], part), getattr(kept[update], part)) for update in (0, 6))
+    assert differ(start.params, start.proximal.params)
 
 
 @pytest.mark.parametrize(
@@ -776,9 +863,27 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
     np.testing.assert_allclose(dist.log_prob(actions), theirs.log_prob(actions[None])[0], rtol=1e-6)
     np.testing.assert_allclose(dist.entropy(), theirs.entropy()[0], rtol=1e-6)
     np.testing.assert_allclose(value, their_value[0], rtol=1e-6)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(arguments.UsageError, match="cannot be read"):
-        kinetix.load_published(str(tmp_path))
+    evaluate = lambda **flags: replace(arguments.parse(Args, "", []), evaluate=str(tmp_path), **flags)  # noqa: E731
+    again, same = load_published(evaluate())
+    jax.tree.map(np.testing.assert_array_equal, same, params)
+    np.testing.assert_array_equal(again.apply(same, obs)[1], value)
+    idle = arguments.parse(Args, "", ["--evaluate", str(tmp_path), "--network", "transformer", "--num-seeds", "2"])
+    with pytest.raises(arguments.UsageError, match="with --network, --num-seeds: a published checkpoint has one net"):
+        load_published(idle)
+    for flags, said in (
+        ({"run_name": "a/b"}, "--run-name 'a/b': must be"),
+        ({"num_eval_episodes": 0}, "nothing to do"),
+    ):
+        with pytest.raises(arguments.UsageError, match=said):
+            sfl_kinetix.train(evaluate(runs_dir=str(tmp_path / "runs"), **flags))
+        assert not (tmp_path / "runs").exists()
+    for config, said in (
+        ("{}", "cannot be read"),
+        ('{"model": {"actor_depth": "x"}}', "config.json describes no network"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(arguments.UsageError, match=said):
+            load_published(evaluate())
 
 
 @pytest.mark.slow

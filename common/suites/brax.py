@@ -104,6 +104,10 @@ class Brax:
 
         # As in brax's wrapper: an episode that ends between repetitions is played to the last of them.
         inner, rewards = jax.lax.scan(once, state.inner, length=self.action_repeat)
-        time, terminated = state.time + self.action_repeat, inner.done > 0
+        time, obs, reward = state.time + self.action_repeat, self._observe(inner), rewards.sum(0)
+        # A simulation that explodes ends the episode. One NaN would end the whole run.
+        exploded = ~(jnp.isfinite(reward) & jnp.isfinite(obs).all())
+        obs, reward = jnp.where(jnp.isfinite(obs), obs, 0), jnp.where(exploded, 0.0, reward)
+        terminated = (inner.done > 0) | exploded
         truncated = (time >= self.episode_length) & ~terminated
-        return Timed(inner, time), self._observe(inner), rewards.sum(0), terminated, truncated, jnp.bool_(False)
+        return Timed(inner, time), obs, reward, terminated, truncated, jnp.bool_(False)

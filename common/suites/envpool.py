@@ -1,9 +1,11 @@
 """envpool (https://github.com/sail-sg/envpool), `--env-id envpool/<id>`: Atari, Procgen, MuJoCo, MiniGrid and others in
 C++, stepped by several threads."""
 
+import contextlib
 import ctypes
 import difflib
 import importlib.util
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,9 @@ import numpy as np
 
 from common.run.arguments import UsageError
 from common.suites.host import HostSuite
+
+# Where max_episode_steps cuts no episode. What ends after so many steps then counts as truncated, and not as an end.
+NO_LIMIT = re.compile("gfootball|highway|jumanji|pgx|procgen|toy_text.*/(Catch|CliffWalking|Blackjack)")
 
 
 def env_ids() -> list[str]:
@@ -39,7 +44,8 @@ def _load_qt() -> None:
     folder = Path(spec.submodule_search_locations[0], "Qt5", "lib") if spec else Path()
     for name in ("icudata", "icuuc", "icui18n", "Qt5Core", "Qt5Gui"):
         for file in folder.glob(f"lib{name}.so.*"):
-            ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+            with contextlib.suppress(OSError):  # no libGL or glib on this machine: only Procgen needs them
+                ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
 
 
 class Environments:
@@ -52,19 +58,27 @@ class Environments:
         from envpool.registration import registry
 
         sizes, family = {"num_envs": num_envs, "batch_size": num_envs}, registry.specs[name][0]
+        if "max_episode_steps" in kwargs and NO_LIMIT.search(f"{family}/{name}"):
+            raise UsageError(f"--env-id envpool/{name}: max_episode_steps cuts none of its episodes; leave it out")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on the precision of bounds
             self._envs = envpool.make(name, env_type="gymnasium", seed=seed, **sizes, **kwargs)
             self.spaces = self._envs.observation_space, self._envs.action_space
         self._ended = np.zeros(num_envs, bool)
         self._is_minigrid, self._is_atari = (family == f"envpool.{suite}" for suite in ("minigrid", "atari"))
+        # With a dict such as of MuJoCo Playground's hands the rest of it is for a critic that knows more.
+        self._has_more = "privileged_state" in getattr(self.spaces[0], "spaces", {})
         if self._is_minigrid:
             view = self.spaces[0]["image"]
             self.spaces = type(view)(0, 127, view.shape, np.int8), self.spaces[1]
+        elif self._has_more:
+            self.spaces = self.spaces[0]["state"], self.spaces[1]
 
     def _view(self, obs: Any) -> Any:
         """Of MiniGrid what the agent sees: symbols, hence not uint8, by which the networks know pixels."""
-        return obs["image"].astype(np.int8) if self._is_minigrid else obs
+        if self._is_minigrid:
+            return obs["image"].astype(np.int8)
+        return obs["state"] if self._has_more else obs
 
     def reset(self) -> Any:
         return self._view(self._envs.reset()[0])

@@ -8,7 +8,9 @@ import importlib
 import inspect
 import signal
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -64,8 +66,17 @@ def _deaf() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _kill(workers: list[Any]) -> None:
-    """They do not hear the SIGTERM with which Gymnasium and multiprocessing end them."""
+def _close(vector: Any, workers: list[Any]) -> None:
+    """Let the environments close what they have opened, such as a simulator. Workers have 5 s for it; they do not hear
+    the SIGTERM with which Gymnasium and multiprocessing would end them."""
+    with contextlib.suppress(Exception):
+        if not workers:
+            return vector.close()
+        for pipe in vector.parent_pipes:
+            pipe.send(("close", None))
+        until = time.monotonic() + 5
+        for pipe in vector.parent_pipes:
+            pipe.poll(max(0, until - time.monotonic()))
     for worker in workers:
         worker.kill()
 
@@ -77,7 +88,6 @@ class Environments:
         import gymnasium
 
         # Not reset by themselves, in which mode the last observation may be one that the reset has overwritten.
-        self._workers: list[Any] = []
         options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
         if kwargs.get("vectorization_mode") == "async":
             options["context"] = "forkserver"  # a fork of this process would hold its threads' locks and our signals
@@ -87,14 +97,11 @@ class Environments:
         with warnings.catch_warnings(), _deaf() if elsewhere else contextlib.nullcontext():
             warnings.simplefilter("ignore")  # on precision, and on newer versions
             self._envs, self._seed = gymnasium.make_vec(name, num_envs, **kwargs), seed
-        self._workers = getattr(self._envs, "processes", [])
-        atexit.register(_kill, self._workers)
+        # When this pool is no longer used, and before multiprocessing waits for its workers at the end.
+        atexit.register(weakref.finalize(self, _close, self._envs, getattr(self._envs, "processes", [])))
         self.spaces = self._envs.single_observation_space, self._envs.single_action_space
         inner = getattr(self._envs, "envs", None)  # there are none in other processes
         self.file = inspect.getfile(type(inner[0].unwrapped)) if inner else None
-
-    def __del__(self) -> None:
-        _kill(self._workers)
 
     def reset(self) -> Any:
         """Environment i begins with the seed of the pool + i."""

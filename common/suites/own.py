@@ -265,8 +265,9 @@ def _with_fields(where: str, name: str, factory: Any, params: Any, kwargs: dict[
     fields = [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
     fields = fields or list(getattr(params, "_fields", ()))
     _refuse_unknown(where, name, kwargs, [*parameters(factory), *fields])
-    kwargs = {key: jnp.asarray(value) if isinstance(value, list) else value for key, value in kwargs.items()}
-    return dataclasses.replace(params, **kwargs) if dataclasses.is_dataclass(params) else params._replace(**kwargs)
+    with blame(where, name, None):  # lists of no numbers, and what the parameters' class refuses
+        kwargs = {key: jnp.asarray(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+        return dataclasses.replace(params, **kwargs) if dataclasses.is_dataclass(params) else params._replace(**kwargs)
 
 
 # Check
