@@ -15,6 +15,7 @@ import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -54,7 +55,7 @@ class Args:
     levers: tuple[str, ...] = ()
     """Only these changes: envs, minibatch, eps, com, lr, epochs, entropy, critic (default: all that the script has)."""
     fresh: bool = False
-    """Start the branches from scratch instead of from the run's checkpoint."""
+    """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None
     """Environment steps of a branch (default: a quarter of the run's)."""
     seeds: Positive[int] = 5
@@ -142,7 +143,9 @@ def main(args: Args) -> None:
         script, courses = record["script"], diagnosis.of_run(folder)
         saved = record["args"] if isinstance(record["args"], dict) else {}
     found = [diagnosis.diagnose(course) for course in courses]
-    label = Counter(label for label, _, _ in found).most_common(1)[0][0]
+    labels = Counter(label for label, _, _ in found)
+    # One seed that diverges stops a run (--halt-on-nan), however well the others did.
+    label = "diverged" if "diverged" in labels else labels.most_common(1)[0][0]
     if args.json:
         seeds = [{"label": label, **t._asdict(), **n._asdict()} for label, t, n in found]
         print(json.dumps({"run": source, "label": label, "seeds": plain(seeds)}, indent=1))
@@ -153,7 +156,10 @@ def main(args: Args) -> None:
     try:
         draw(source, courses, found, out)
     except (OSError, ValueError) as error:  # ValueError: an unknown kind of picture
-        raise UsageError(f"--out {out}: cannot be drawn ({getattr(error, 'strerror', None) or error})") from None
+        said = f"{out}: cannot be drawn ({getattr(error, 'strerror', None) or error})"
+        if args.out is not None:
+            raise UsageError(f"--out {said}") from None
+        return say(f"warning: {said}")
     if not args.json:
         print(f"picture: {out}")
     return None
@@ -195,8 +201,9 @@ def report(source: str, script: str | None, saved: dict, courses: list[Course], 
     share = f" ({len(of_label)} of {seeds} seeds{more})" if seeds > 1 else ""
     lines.append(f"likely: {CAUSES[label]}{share}")
     lines += ["  " + line for line in evidence(n, label)]
-    resumable = bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints"))
-    tries = advice.what_to_try(label, source, script, saved, resumable)
+    there = checkpoints.checkpoint_updates(Path(source) / "checkpoints")
+    course = next(course for course, (name, _, _) in zip(courses, found, strict=True) if name == label)
+    tries = advice.what_to_try(label, source, script, saved, there, course, n)
     return lines + (["try, in this order:"] if tries else []) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
 
 
@@ -274,15 +281,21 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(linewidth=0.5, alpha=0.35)
     figure.supxlabel("environment steps (running means; dotted: since when the return stands still)", fontsize=9)
-    figure.suptitle(source, fontsize=10)
+    figure.suptitle(source, fontsize=10, parse_math=False)  # a name may have $ signs
     figure.savefig(out, dpi=120)
 
 
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, prints which lever lifts the return above the control, and draws them."""
-    found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
-    script, update = record["script"], checkpoints.newest_readable(found, updates) or updates[-1]
-    run = f"{found}@{update}"
+    if args.fresh:
+        run = re.sub(r"@\d+$", "", source)  # no checkpoint is needed
+        found = Path(run)
+        record = arguments.read_record(found, "--intervene")
+    else:
+        found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
+        update = checkpoints.newest_readable(found, updates) or updates[-1]
+        run = f"{found}@{update}"
+    script = record["script"]
     if script not in records.BRANCHED:
         raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
     saved = records.arguments_of(script, record["args"])
@@ -308,6 +321,11 @@ def intervene(args: Args, source: str) -> None:
         if args.only not in [cell.name for cell in cells.values()]:
             raise UsageError(f"--only {args.only}: no branch of {run} with these flags; --dry-run names them")
         missing = [cell for cell in missing if cell.name == args.only]
+    if missing and args.launch != "none" and not args.fresh and saved.keep_checkpoints and grid.alive(found):
+        raise UsageError(
+            f"--intervene {source}: the run is in progress, and deletes checkpoint {update} when it has "
+            f"{saved.keep_checkpoints} newer ones (--keep-checkpoints); wait for its end, or take --fresh"
+        )
     if args.dry_run:
         return print("\n".join(grid.paste(cell, folder) for cell in missing))
     if args.launch == "slurm" and missing:
@@ -382,7 +400,7 @@ def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Le
         axes.tick_params(labelsize=7)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(linewidth=0.5, alpha=0.35)
-    figure.supxlabel(f"environment steps after {run}; black: nothing changed", fontsize=8)
+    figure.supxlabel(f"environment steps after {run}; black: nothing changed", fontsize=8, parse_math=False)
     figure.supylabel("episode return", fontsize=8)
     figure.savefig(out, dpi=120)
     say(f"picture: {out}")

@@ -167,8 +167,10 @@ def main(args: Args) -> None:
         for cell in missing:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
+    if args.only is None:
+        check_writable(Path(args.results_dir))  # this and the next fail now, not after hours of runs
     if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
-        scores.rliable()  # fails now if it is missing, not after hours of runs
+        scores.rliable()
     if args.launch == "slurm" and missing:
         name = f"fig-{'-'.join(args.names)}"[:60]
         run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
@@ -182,10 +184,24 @@ def main(args: Args) -> None:
         failed = grid.run_missing(missing, folder, args.jobs or default_jobs(args.preset), say)
     if args.only is None:
         for name in args.names:
-            draw(name, args, folder)
+            try:
+                draw(name, args, folder)
+            except OSError as error:  # such as a full disk
+                failed.append(f"figure {name}: cannot be drawn ({error})")
     if failed:
         raise SystemExit("\n".join(f"figures.py: failed: {line}" for line in failed))
     return None
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder for pictures and verdicts, or refuses it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = None if os.access(folder, os.W_OK) else "no permission"
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
+        raise UsageError(f"--results-dir {folder}: cannot write there ({why})")
 
 
 def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:

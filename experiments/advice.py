@@ -1,11 +1,16 @@
 """What to try with a run that stands still, as commands that work when pasted."""
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from common.envs import on_host
 from common.run import arguments
 from experiments import grid, records
+from experiments.diagnosis import LOST_ENTROPY, MIN_LINES, MIN_UPDATES, RETURN, Course, Numbers
 
 SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
 
@@ -44,39 +49,54 @@ class Changed:
         return self.again("a smaller outer step, from scratch", **change) or self.rate(0.1, why)
 
 
-def what_to_try(label: str, source: str, script: str | None, saved: dict, resumable: bool = True) -> list[str]:
+def what_to_try(
+    label: str,
+    source: str,
+    script: str | None,
+    saved: dict,
+    checkpoints: Sequence[int] = (1,),
+    course: Course | None = None,
+    n: Numbers | None = None,
+) -> list[str]:
     """What to try, in order, as commands that work when pasted, each with where it has to start. Nothing for a script
-    that is not of this project: a fork may have other flags. resumable: the run has a checkpoint."""
+    that is not of this project: a fork may have other flags. checkpoints: their updates; course, n: of a seed that has
+    the label."""
     if script not in records.KNOWN or label == "climbing":
         return []
-    run = Changed(source, script, saved, resumable)
-    a, value, again = run.args, run.value, run.again
-    doctor = f"python doctor.py {shlex.quote(source)}"
-    branched = script in records.BRANCHED and resumable
-    test = [f"{doctor} --intervene   # tests such changes from the checkpoint, beside a control"]
+    run = Changed(source, script, saved, bool(checkpoints))
+    a, value, again, resumable = run.args, run.value, run.again, run.resumable
+    # At the end of --anneal-lr no learning rate is left, and nothing could move.
+    moving = [update for update in checkpoints if not a.anneal_lr or update <= 0.9 * a.num_updates]
+    older = f"@{moving[-1]}" if moving and moving[-1] < checkpoints[-1] else ""
+    doctor, branched = f"python doctor.py {shlex.quote(source)}", script in records.BRANCHED
+    test = [f"{doctor}{older} --intervene   # tests such changes from the checkpoint, beside a control"]
+    if not moving or (a.keep_checkpoints and grid.alive(Path(source))):
+        test = [f"{doctor} --intervene --fresh   # tests such changes from scratch, beside a control"]
     test *= branched and a.num_updates >= 32  # a quarter of the run holds an update of 8 x the environments
-    count = [f"{doctor} --how-many   # with how many environments it would gain"]
-    count *= branched and not on_host(a.env_id)
+    count = [f"{doctor}{older} --how-many   # with how many environments it would gain"]
+    count *= branched and bool(moving) and not on_host(a.env_id)
     bonus = 5 * value("ent_coef", 0.002)
     revived = run.from_checkpoint("; it may take millions of steps", ent_coef=bonus)
     finer, (coarser, envs) = more_gradient_steps(run), fewer_gradient_steps(run)
     before = "from scratch, or with --init-from from a checkpoint before that"
     before = before if hasattr(a, "init_from") and resumable else "from scratch"
-    total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
     weight = run.from_checkpoint("; trains the values more", vf_coef=0.5) if getattr(a, "vf_coef", 1.0) < 0.5 else []
     critic = again("from scratch: targets of size 1", norm_reward=True)
     critic += again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     critic *= getattr(a, "vf_coef", 1.0) > 0  # else nothing else helps
+    # The policy is as at the start: it has not settled, but its step may be tiny.
+    unmoved = n is not None and n.first_entropy - n.entropy < LOST_ENTROPY * abs(n.first_entropy)
+    larger = run.rate(10.0, "from scratch, if the step is too small: the entropy is as at the start") * unmoved
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     tries = {
         "step": [*run.smaller_step(), *count, *envs, *test],
         "no gain": [*count, *coarser, *run.smaller_step(), *envs, *test],
-        "settled": ["nothing, if this return is the best that there is", *revived, *finer, *envs],
+        "settled": ["nothing, if this return is the best that there is", *larger, *revived, *finer, *envs],
         "exploration": [*envs, *again("from scratch", ent_coef=bonus)],
         "slow": [*run.rate(10.0, "from scratch; then 10 x again"), *test],
         "critic": [*weight, *critic, *test],
         "network": [*run.rate(0.1, "from scratch: dead units stay dead"), *tanh],
-        "few updates": again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)}),
+        "few updates": longer(run, course),
         "diverged": run.rate(0.1, before),
         "fell": [*run.smaller_step(before), *test],
     }
@@ -84,6 +104,34 @@ def what_to_try(label: str, source: str, script: str | None, saved: dict, resuma
     for text in tries.get(label, test):
         distinct.setdefault(text.partition("   #")[0], text)
     return list(distinct.values())
+
+
+def longer(run: Changed, course: Course | None) -> list[str]:
+    """What a run needs whose log is too short to judge."""
+    a = run.args
+    total = "total_timesteps" if hasattr(a, "total_timesteps") else "num_steps"
+    ten_times = run.again("ten times as long, from scratch", log_every=1, **{total: 10 * getattr(a, total)})
+    if course is None or a.num_updates < MIN_UPDATES:
+        return ten_times
+    if a.num_updates // a.log_every < MIN_LINES:
+        return run.again("from scratch, with a line for each update", log_every=1)
+    if course.num_updates < MIN_UPDATES or len(course.steps) < MIN_LINES:  # it is not finished
+        at = f"at update {course.num_updates} of {a.num_updates}"
+        if grid.alive(Path(run.source)):
+            return [f"let it go on: it is {at}"]
+        if run.resumable:
+            return [f"python {run.script}.py --resume {shlex.quote(run.source)}   # it stopped {at}"]
+        why = f"from scratch: it stopped {at}, before its first checkpoint"
+        return run.again(why, checkpoint_every=max(1, a.num_updates // 10))
+    # There are lines enough, but in most of them no episode ended.
+    lines, steps = int(np.isfinite(course[RETURN]).sum()), int(course.num_updates) * a.num_steps
+    apart = limited = []
+    if lines and not run.value("stagger_resets"):
+        apart = run.again(f"from scratch: episodes ended in {lines} lines only", stagger_resets=steps // lines)
+    if not on_host(a.env_id):
+        why = f"from scratch: episodes ended in {lines} lines only; this truncates them"
+        limited = run.again(why, time_limit=max(1, steps // (2 * MIN_LINES)))
+    return [*apart, *limited, *ten_times]
 
 
 def gradient_steps(run: Changed) -> int:

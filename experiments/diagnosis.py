@@ -36,6 +36,10 @@ FOREIGN = {
 
 
 FINITE = ("losses/policy_loss", "losses/td_loss", "outer/update_norm")  # None in the last line: not finite
+READ = (  # keys; all else in a log is not looked at
+    *(STEP, RETURN, "outer/own_gain", "outer/fresh_gain", "outer/kl", "losses/entropy", "losses/explained_variance"),
+    *("plasticity/dormant_neurons", *FINITE),
+)
 
 
 class Course(NamedTuple):
@@ -57,7 +61,7 @@ class Trend(NamedTuple):
     level: float  # mean return from there on, or of the last quarter
     change: float  # over that time, by a straight line ...
     error: float  # ... and half of its 95 % interval
-    gained: float  # what the run has gained in all, from its first to its best block
+    gained: float  # what the run has gained in all, from its first block (if it came back, its lowest) to its best
     best: float
 
 
@@ -91,6 +95,9 @@ def of_run(folder: Path) -> list[Course]:
 
 def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
     """The course in another trainer's CSV. columns: key here -> name there; without it, known names are tried."""
+    for key, name in columns.items():
+        if key not in READ:
+            raise UsageError(f"--columns {key}={name}: {key} is not read; there are {', '.join(READ)}")
     try:
         with open(file, newline="", encoding="utf-8-sig", errors="replace") as text:
             rows = list(csv.DictReader(text, restkey="more columns than titles"))
@@ -184,6 +191,12 @@ def trend(course: Course) -> Trend:
     lost = rolling.max() - rolling[-1]
     if lost > FELL * scale and lost > 4 * noise and gained > 4 * noise:
         return result._replace(state="fell", change=-lost, error=2 * noise)
+    if gained < 5 * noise:  # it never got above its start, but may have fallen from there, or fallen and come back
+        change, error = line_through(blocks)
+        if change + error < -scale:
+            return result._replace(state="fell", change=-lost, error=2 * noise)
+        if result.change - result.error > scale:
+            return result._replace(state="climbing", gained=float(np.ptp(rolling)))
     for size in range(n, max(5, n // 4) - 1, -1):
         change, error = line_through(blocks[-size:])
         none = change - error <= 0 or change + error < STILL * scale

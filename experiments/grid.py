@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.run import devices
-from common.run.arguments import flag
+from common.run.arguments import UsageError, flag
 from common.run.checkpoints import checkpoint_updates
 
 ROOT = Path(__file__).parents[1]
 State = Literal["finished", "interrupted", "missing"]
+POLL = 1.0  # seconds between two looks at a run that another process makes
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def spelled(flags: dict[str, Any]) -> list[str]:
 def paste(cell: Cell, folder: Path) -> str:
     """Returns the command as a shell line. It first removes what a run left that stopped before its first checkpoint,
     which would be in its way. Of a run that another process is at work on it is a comment."""
-    if _alive(folder / cell.name):
+    if alive(folder / cell.name):
         return f"# another process is at work on {folder / cell.name}"
     remains = state(cell, folder) == "missing" and (folder / cell.name).exists()
     return (f"rm -r {shlex.quote(str(folder / cell.name))} && " if remains else "") + shlex.join(command(cell, folder))
@@ -128,15 +129,26 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
 
 def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
-    beside its folder. Ctrl-C or SIGTERM makes all of them save and stop. -> what failed, a line each."""
+    beside its folder. What starts from a run that another process is at work on waits for it. Ctrl-C or SIGTERM makes
+    all of them save and stop. -> what failed, a line each."""
     cells = with_sources(cells)
     missing = [cell for cell in cells if state(cell, folder) != "finished"]
     failed: list[str] = []
     for depth in sorted({cell.depth for cell in missing}):
         stage = [cell for cell in missing if cell.depth == depth]
-        runnable = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
-        failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in stage if c not in runnable]
-        failed += _run_stage(runnable, folder, jobs, say)
+        told: set[str] = set()
+        while stage:
+            # Before its state: a source may be finished in between.
+            waiting = [c for c in stage if c.source is not None and _busy(c.source, folder)]
+            ready = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
+            lost = [c for c in stage if c not in ready and c not in waiting]
+            failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in lost]
+            failed += _run_stage(ready, folder, jobs, say)
+            stage = [c for c in waiting if c not in ready]
+            for name in dict.fromkeys(c.source.name for c in stage if c.source.name not in told):
+                say(f"waiting for {name}, which another process is running")
+                told.add(name)
+            time.sleep(POLL if stage else 0)
     return failed
 
 
@@ -261,7 +273,7 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
             return None
         except OSError:
             pass  # a file system without locks
-        if state(cell, folder) == "finished" or _alive(folder / cell.name):
+        if state(cell, folder) == "finished" or alive(folder / cell.name):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -275,10 +287,19 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=bind, process_group=0)
 
 
-def _alive(run: Path) -> bool:
+def alive(run: Path) -> bool:
     """Whether a process is at work on a run, however it was started: it holds the lock of the run's source.py."""
+    return _locked(run / "source.py")
+
+
+def _busy(cell: Cell, folder: Path) -> bool:
+    """Whether a process is at work on a cell, or a runner has just started one."""
+    return alive(folder / cell.name) or _locked(folder / f"{cell.name}.log")
+
+
+def _locked(path: Path) -> bool:
     try:
-        with open(run / "source.py", "r+b") as file:
+        with open(path, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -297,7 +318,7 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[C
     that submit them."""
     missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
     submit = []
-    folder.mkdir(parents=True, exist_ok=True)
+    scripts: dict[Path, str] = {}
     for depth in sorted({cell.depth for cell in missing}):
         stage = [cell for cell in missing if cell.depth == depth]
         script = folder / f"{name}-{depth}.sbatch"
@@ -305,7 +326,7 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[C
         commands = "".join(shlex.join(run(cell)) + "\n" for cell in stage)
         pick = f"$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'\n{commands}RUNS\n)"
         output = shlex.quote(str(folder / f"{name}-%A_%a.out"))
-        script.write_text(
+        scripts[script] = (
             f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"
             f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={output}\n"
             f'cd {shlex.quote(str(Path.cwd()))}\neval "{pick}"\n'
@@ -313,4 +334,10 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[C
         # afterany: if a source has failed, the run that needs it tries it again, and the others go on.
         after = f" --dependency=afterany:$job{depth - 1}" if submit else ""
         submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for script, text in scripts.items():
+            script.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there ({error.strerror})") from None
     return submit

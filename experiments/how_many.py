@@ -80,7 +80,10 @@ def measure(
     check_seed("--seed-index", seed, args, run)
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
+    changing = args.anneal_lr or start.learning_rate is not None
     args = replace(records.with_rate_of(args, update, start.learning_rate), num_seeds=1, num_devices=1)
+    if changing:
+        say(f"updates have the learning rate that the run had reached, {args.learning_rate:.2g}")
     tried = list(values) or possible(args, over, say)
     changed = [with_value(args, over, value) for value in tried]
     args = replace(args, num_devices=most_devices([args, *changed]))

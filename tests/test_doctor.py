@@ -1,5 +1,6 @@
 """doctor.py: curves whose cause is built in, logs of other trainers, branches, and the gain of single updates."""
 
+import fcntl
 import json
 import shlex
 import sys
@@ -22,7 +23,7 @@ from common import envs
 from common.run import checkpoints
 from common.run.arguments import UsageError, parse
 from common.run.run import main as run_main
-from experiments import advice, diagnosis, doctor_cases, grid, how_many, levers
+from experiments import advice, diagnosis, doctor_cases, grid, how_many, levers, records
 
 LINES = 200
 X = np.linspace(0, 1, LINES)
@@ -59,6 +60,17 @@ def test_states_of_curves(seed):
     assert state(np.where(X < 0.8, 20 * X, 2)) == "fell"
     assert state(10 * X, updates=12) == "few updates"
     assert state(10 * X[:10]) == "few updates"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_never_got_above_its_start_may_have_fallen_or_come_back(seed):
+    """As runs that begin from a checkpoint. Small changes of large returns are none."""
+    trend = lambda returns, noise: diagnosis.trend(course(returns, noise, seed))  # noqa: E731
+    fell = trend(500 - 480 * X, 0.1)
+    assert fell.state == "fell" and fell.change == pytest.approx(-480 * 17 / 20, abs=3)  # from three blocks to three
+    back = trend(2 + 8 * np.abs(2 * X - 1), 0.02)
+    assert back.state == "climbing" and back.change - back.error > 5
+    assert [trend(500 + rise * X, 0.1).state for rise in (-5, 0, 0.1)] == ["still"] * 3
 
 
 @pytest.mark.parametrize("since", [0.3, 0.5, 0.7])
@@ -241,11 +253,11 @@ def commands(label, script, **saved):
 def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsys):
     saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 2048}
     for label in ("settled", "no gain", "unclear"):
-        resumable, fresh = (" ".join(advice.what_to_try(label, "runs/x", "ppo", saved, has)) for has in (True, False))
-        needs = ("--init-from", "--intervene", "--how-many")
+        resumable, fresh = (" ".join(advice.what_to_try(label, "runs/x", "ppo", saved, has)) for has in ([1], []))
+        needs = ("--init-from", "--intervene  ", "--how-many")
         assert any(flag in resumable for flag in needs) and not any(flag in fresh for flag in needs)
     for label, flag in (("settled", "--ent-coef 0.05"), ("settled", "--minibatch-size 32 "), ("critic", "CartPole")):
-        tries = advice.what_to_try(label, "runs/x", "ppo", saved | {"vf_coef": 0.0}, False)
+        tries = advice.what_to_try(label, "runs/x", "ppo", saved | {"vf_coef": 0.0}, [])
         assert any(flag in text and "from scratch" in text for text in tries)
     assert not any("--vf-coef 0.0" in text for text in tries)  # nothing else helps a critic that is not trained
     run = write_run(tmp_path / "run", course(RISE, outer__own_gain=0.0, outer__fresh_gain=0.0))
@@ -267,6 +279,64 @@ def test_branches_are_advised_if_a_quarter_of_the_run_holds_an_update_of_theirs(
         for updates in (31, 32)
     }
     assert found == {31: False, 32: True}
+
+
+def test_measurements_that_cannot_move_anything_are_not_advised():
+    """At the end of --anneal-lr no learning rate is left; without a checkpoint the branches start from scratch."""
+
+    def told(anneal_lr, *checkpoints):  # of 100 updates
+        saved = {"env_id": "CartPole-v1", "num_envs": 64, "total_timesteps": 204800, "anneal_lr": anneal_lr}
+        tries = advice.what_to_try("no gain", "runs/x", "ppo", saved, checkpoints)
+        return [text.partition("   #")[0].split()[2:] for text in tries if text.startswith("python doctor.py")]
+
+    assert told(False, 50, 100) == [["runs/x", "--how-many"], ["runs/x", "--intervene"]]
+    assert told(True, 50, 80) == [["runs/x", "--how-many"], ["runs/x", "--intervene"]]
+    assert told(True, 50, 90, 100) == [["runs/x@90", "--how-many"], ["runs/x@90", "--intervene"]]
+    assert told(True, 91, 100) == told(True) == [["runs/x", "--intervene", "--fresh"]]
+
+
+@pytest.mark.parametrize(
+    "saved, updates, checkpoints, alive, advised",
+    [
+        ({"total_timesteps": 2048 * 20}, 20, [20], False, "--total-timesteps 409600"),  # 20 updates are few
+        ({}, 20, [20], True, "let it go on: it is at update 20 of 200"),
+        ({}, 20, [20], False, "python ppo.py --resume "),
+        ({}, 20, [], False, "--checkpoint-every 20 "),
+        ({"log_every": 20}, 200, [200], False, "from scratch, with a line for each update"),
+        ({"log_every": 20}, 20, [20], True, "from scratch, with a line for each update"),  # it will not be enough
+    ],
+)
+def test_what_a_log_that_is_too_short_needs(tmp_path, monkeypatch, capsys, saved, updates, checkpoints, alive, advised):
+    run = write_run(tmp_path / "run", course(10 * X[:updates]), **saved)
+    if "log_every" in saved:
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join(lines[19::20]))
+    for update in checkpoints:
+        (run / "checkpoints" / str(update)).mkdir(parents=True)
+    monkeypatch.setattr(grid, "alive", lambda folder: alive and folder == run)
+    code, out, _ = call(capsys, run)
+    assert code == 0 and "too few updates" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("  1. ")]
+    assert advised in line.replace("   #", " ") and "  2. " not in out
+
+
+@pytest.mark.parametrize("ended", [0, 4])
+def test_a_run_in_which_hardly_an_episode_ended_is_told_so(tmp_path, capsys, ended):
+    """In none of 200 updates of 32 steps, or in four, as where all environments reach a limit of 1,600 together."""
+    c = course(10 * X)
+    c.values[diagnosis.RETURN][[i for i in range(LINES) if not ended or (i + 1) % 50]] = np.nan
+    _, out, _ = call(capsys, write_run(tmp_path / "run", c))
+    tries = out.partition("try, in this order:\n")[2].splitlines()[:-1]
+    assert all(f"episodes ended in {ended} lines only" in line for line in tries[:-1])
+    assert ["--stagger-resets 1600" in line for line in tries] == [True, False, False][-2 - bool(ended) :]
+    assert "--time-limit 213 " in tries[-2] and "--total-timesteps 4096000" in tries[-1]
+
+
+def test_a_policy_that_has_hardly_moved_may_need_a_larger_step():
+    moved, unmoved = (diagnosis.diagnose(course(RISE, losses__entropy=e))[2] for e in ((1.0, 0.2), (1.0, 0.98)))
+    for n, told in ((None, False), (moved, False), (unmoved, True)):
+        first, *more = advice.what_to_try("settled", "runs/x", "ppo", {"env_id": "CartPole-v1"}, [1], None, n)
+        assert first.startswith("nothing, if") and ("--learning-rate 0.01" in more[0]) == told
 
 
 def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
@@ -360,6 +430,28 @@ def test_a_picture_without_a_suffix_is_a_png(tmp_path, capsys):
     assert code == 0 and (tmp_path / "picture.png").exists() and f"picture: {tmp_path / 'picture.png'}" in out
 
 
+def test_a_log_whose_name_has_dollar_signs_is_drawn(tmp_path, capsys):
+    file = tmp_path / "a$b^$.csv"
+    file.write_text("global_step,charts/episodic_return\n1,2\n")
+    assert call(capsys, file)[0] == 0 and (tmp_path / "a$b^$.doctor.png").exists()
+
+
+@pytest.mark.parametrize("name", ["run", "log.csv"])
+def test_a_report_whose_picture_cannot_be_written_is_printed_all_the_same(tmp_path, capsys, name):
+    if name == "run":
+        write_run(tmp_path / name, course(RISE))
+        (tmp_path / name / "doctor.png").mkdir()
+    else:
+        (tmp_path / name).write_text("global_step,charts/episodic_return\n1,2\n")
+        (tmp_path / "log.doctor.png").mkdir()
+    code, out, err = call(capsys, tmp_path / name)
+    assert code == 0 and "likely: " in out and "picture: " not in out
+    assert "doctor.png: cannot be drawn (Is a directory)" in err and len(err.strip().splitlines()) == 1
+    (tmp_path / "there.png").mkdir()
+    code, _, err = call(capsys, tmp_path / name, "--out", tmp_path / "there.png")
+    assert code == 2 and "there.png: cannot be drawn (Is a directory)" in err
+
+
 def test_the_line_of_a_search_is_none_of_training(tmp_path):
     run = write_run(tmp_path / "run", course(RISE, losses__policy_loss=0.1))
     before = diagnosis.of_run(run)
@@ -407,6 +499,11 @@ def test_a_report_of_seeds_that_differ_is_of_those_that_agree(tmp_path, capsys):
     _, out, _ = call(capsys, run)
     assert "stands still since 1" in out and "(2 of 3 seeds): return " in out
     assert "other seeds: 1 climbing" in out
+    # A seed that diverges has stopped them all, if --halt-on-nan is on.
+    lines[-1]["losses/policy_loss"][2] = None
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, out, _ = call(capsys, run)
+    assert "no longer finite (1 of 3 seeds; other seeds: 2 no gain)" in out and "--learning-rate" in out
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
@@ -442,6 +539,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         ([short, "--intervene", "--over", "com"], "--over com: has no effect without --how-many"),
         ([short, "--columns", "a=b"], "--columns a=b: is for a .csv file"),
         ([typo, "--columns", "losses/entropy=entorpy"], "--columns losses/entropy=entorpy: "),
+        ([foreign, "--columns", "global_step=step", "return=score"], "--columns return=score: return is not read; "),
+        ([typo, "--columns", "losses/entrpy=entropy"], "is not read; there are global_step, charts/episodic_return, "),
         ([short, foreign], "one run at a time"),
     ):
         code, _, err = call(capsys, *words)
@@ -487,7 +586,9 @@ def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     )
     module.train(parse(module.Args, "", flags.split()))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    args, points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 2, 1, lambda text: None)
+    said = []
+    args, points = how_many.measure(str(tmp_path / "run"), "num_envs", [], 2, 1, said.append)
+    assert said[0] == "updates have the learning rate that the run had reached, 0.00013"
     assert [p.num_envs for p in points] == [16, 64, 256, 1024]  # a minibatch cannot be larger than the update
     assert [p.keys for p in points] == [2] * 4 and all(p.error > 0 and p.seconds > 0 for p in points)
     assert [p.quotient for p in points] == pytest.approx([1] * 4, abs=0.15)  # small steps, and little noise
@@ -523,6 +624,16 @@ def test_single_updates_have_the_learning_rate_that_the_kl_has_led_to(tmp_path, 
     assert args.learning_rate == pytest.approx(1.5**4 * 1e-5) == levers.adapted_rate(run, 4)
     assert ppo.KL_SAMPLE == 8192  # what is trained next in this process is measured as ever
     assert levers.adapted_rate(run, 2) == pytest.approx(1.5**2 * 1e-5)
+
+
+@pytest.mark.parametrize("update, rate", [(0, 1.0), (4, 0.6), (9, 0.1), (10, 0.1)])
+def test_a_program_that_goes_on_keeps_the_rate_that_was_reached(update, rate):
+    """After the last update it is that of the last one."""
+    args = ppo.Args(num_envs=8, num_steps=8, total_timesteps=640, anneal_lr=True, learning_rate=1.0)
+    found = records.with_rate_of(args, update)
+    assert found.learning_rate == pytest.approx(rate) and not found.anneal_lr
+    assert records.with_rate_of(replace(args, anneal_lr=False), update).learning_rate == 1.0
+    assert records.with_rate_of(args, update, adapted=0.03).learning_rate == 0.03
 
 
 def test_single_updates_use_as_many_devices_as_share_them(monkeypatch):
@@ -657,6 +768,33 @@ def test_a_slurm_task_makes_one_branch_of_the_same_intervention(tmp_path, monkey
     assert len(made) == 6 and [line.split()[-1] for line in out.splitlines()] == [cell.name for cell in made]
     code, _, err = call(capsys, *words, "--only", "nonsense")
     assert code == 2 and "--only nonsense: no branch of" in err
+
+
+def test_branches_of_a_run_in_progress_need_a_checkpoint_that_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoints, "checkpoint_updates", lambda folder: [7])
+    words = ("--intervene", "--levers", "eps", "--dry-run")
+    for name, keep in (("some", 3), ("all", 0)):
+        run = write_run(tmp_path / name, course(RISE), keep_checkpoints=keep)
+        (run / "source.py").touch()
+        with open(run / "source.py") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code, _, err = call(capsys, run, *words)
+            assert code == (2 if keep else 0)
+            said = f"--intervene {run}: the run is in progress, and deletes checkpoint 7 when it has 3 newer ones"
+            assert (said in err) == bool(keep) and len(err.strip().splitlines()) == bool(keep)
+            assert call(capsys, run, *words, "--fresh")[0] == 0
+        assert call(capsys, run, *words)[0] == 0
+
+
+def test_branches_from_scratch_need_no_checkpoint(tmp_path, capsys):
+    run = write_run(tmp_path / "run", course(RISE))
+    words = ("--intervene", "--levers", "eps", "--dry-run")
+    assert "it has no checkpoint" in call(capsys, run, *words)[2]
+    code, out, _ = call(capsys, run, *words, "--fresh")
+    assert code == 0 and len(out.splitlines()) == 10 and "--init-from" not in out
+    assert call(capsys, f"{run}@7", *words, "--fresh")[1] == out
+    code, _, err = call(capsys, tmp_path, *words, "--fresh")
+    assert code == 2 and "not the folder of a run" in err
 
 
 @pytest.mark.slow

@@ -755,6 +755,26 @@ def test_a_failed_run_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_
     assert "not enough data" in capsys.readouterr().out
 
 
+def test_a_picture_that_cannot_be_written_is_one_line_and_does_not_cost_the_others(monkeypatch, tmp_path, in_root):
+    (tmp_path / "fig_3b.png").mkdir()
+    folders = ("--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "3b", "3a", "--launch", "none", *folders)
+    why = f"[Errno 21] Is a directory: '{tmp_path / 'fig_3b.png'}'"
+    assert exit.value.code == f"figures.py: failed: figure 3b: cannot be drawn ({why})"
+    assert (tmp_path / "fig_3a.png").exists()
+
+
+def test_a_results_folder_that_cannot_be_written_is_told_before_the_runs(monkeypatch, capsys, tmp_path, in_root):
+    monkeypatch.setattr(grid, "run_missing", lambda *_: pytest.fail("ran something"))
+    monkeypatch.setattr(figures.os, "access", lambda path, mode: "mine" not in str(path))
+    for folder, why in (("/proc/none", "No such file or directory"), (tmp_path / "mine", "no permission")):
+        with pytest.raises(SystemExit) as exit:
+            call(monkeypatch, "3b", "--runs-dir", tmp_path / "runs", "--results-dir", folder)
+        said = f"figures.py: error: --results-dir {folder}: cannot write there ({why})\n"
+        assert exit.value.code == 2 and capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     "flags, said", [("5", "5a"), ("1a 14b", "figure 14b"), ("B1", "do you mean B1"), ("", "--list")]
 )

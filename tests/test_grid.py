@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from common.run.arguments import UsageError
 from experiments import grid
 from experiments.grid import Cell
 
@@ -244,6 +245,27 @@ def test_two_runners_do_not_run_the_same_cell():
     assert reports == [[]] and sorted(started()) == ["other", "slow"]
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand):
+    source = cell("source", seconds=1.5)
+    RUNS.mkdir()
+    words = shlex.split(grid.paste(source, RUNS))
+    other = subprocess.Popen([sys.executable, *words[1:]]) if by_hand else grid._start(source, RUNS, set())
+    wait_for(starts)
+    failed, said = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
+    assert failed == [] and started() == ["source", "other", "after-other", "after"]  # meanwhile it does the rest
+    assert said.count("waiting for source, which another process is running") == 1
+    assert other.wait() == 0 and grid.state(cell("after"), RUNS) == "finished"
+
+
+def test_what_starts_from_a_run_that_fails_in_another_process_is_not_started():
+    source = cell("source", seconds=1.5, fail=1)
+    process = grid._start(source, RUNS, set())
+    wait_for(starts)
+    assert run(cell("after", source))[0] == ["after: not started, source is not finished"]
+    assert process.wait() == 1 and started() == ["source"]
+
+
 def test_a_run_is_locked_until_it_ends_and_not_longer():
     process = grid._start(cell("a", seconds=0.5), RUNS, set())
     assert grid._start(cell("a"), RUNS, set()) is None
@@ -358,6 +380,12 @@ def test_slurm_gets_one_array_for_each_depth():
         assert [shlex.split(line) for line in tasks(script)] == [grid.command(c, RUNS) for c in cells]
         assert script.startswith("#!/bin/bash\n") and f"#SBATCH --array=1-{len(cells)}\n" in script
         assert re.search(r"^#SBATCH --output=runs/fig-1a-%A_%a.out$", script, re.M)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line():
+    RUNS.write_text("")
+    with pytest.raises(UsageError, match=r"^runs: cannot write there \(File exists\)$"):
+        slurm(cell("a"))
 
 
 def test_slurm_gets_only_what_is_missing():

@@ -37,7 +37,7 @@ class Args(RunArgs):
     num_steps: int = 1
     hidden_sizes: tuple[int, ...] = (8, 8)
     learning_rate: Positive[float] = 0.1
-    wandb_mode: Literal["online", "offline"] = "offline"
+    wandb_mode: Literal["online", "offline"] | None = "offline"
     num_eval_episodes: int = 0
     keep_checkpoints: int = 0
 
@@ -336,6 +336,32 @@ def test_signal_saves_and_ends_with_its_code(toy, tmp_path, number, then):
     assert loaded(tmp_path / "runs/x", initial_state()).update == update
 
 
+def test_a_second_ctrl_c_ends_a_run_at_once(args, monkeypatch, capsys):
+    """In the middle of an update, whatever is not saved then."""
+    begun = []
+
+    def interrupted(args):
+        with runs.Run(args, __file__) as run:
+            for update in run.updates():
+                begun.append(update)
+                os.kill(os.getpid(), signal.SIGINT)
+                begun.append("stopping")
+                os.kill(os.getpid(), signal.SIGINT)
+                begun.append("never")
+
+    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever runs the tests
+    monkeypatch.setattr(sys, "argv", ["toy.py", "--runs-dir", args.runs_dir])
+    try:
+        with pytest.raises(SystemExit) as end:
+            runs.main(interrupted, Args)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert begun == [1, "stopping"] and end.value.code == 130
+    assert capsys.readouterr().err.endswith("toy.py: interrupted\n")
+
+
 def test_handlers_are_given_back_and_skipped_in_threads(args):
     before = signal.getsignal(signal.SIGTERM)
     train(args)
@@ -496,6 +522,28 @@ def test_a_run_outlives_its_readers(tmp_path, how):
     assert checkpoint_updates(tmp_path / "runs/x/checkpoints") == [60]
     assert [line["update"] for line in plots.read_lines(tmp_path / "runs/x")] == list(range(1, 61))
     assert (tmp_path / "runs/x/summary.json").exists()
+
+
+SPEAK = """
+import os, sys
+from common.run.tracking import guard_output
+guard_output()
+if sys.argv[1:]:  # the reader goes away
+    os.close(1)
+before = len(os.listdir("/proc/self/fd"))
+for _ in range(100):
+    print("η 0.5", flush=True)
+    print("η 0.5", file=sys.stderr)
+os.write(2, f"{len(os.listdir('/proc/self/fd')) - before}".encode())
+"""
+
+
+@pytest.mark.parametrize("gone", [(), ("gone",)], ids=["here", "gone"])
+def test_what_a_stream_cannot_encode_is_escaped_and_no_descriptor_is_lost(gone):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", SPEAK, *gone], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == ("" if gone else "\\u03b7 0.5\n" * 100)
+    assert done.stderr == "\\u03b7 0.5\n" * 100 + ("1" if gone else "0")
 
 
 def test_sighup_under_nohup_changes_nothing(args, monkeypatch):
@@ -1035,10 +1083,14 @@ def test_wandb_gets_every_line_in_order(args, monkeypatch):
     assert config["learning_rate"] == 0.1 and "jax" in config["versions"] and config["script"] == "test_runs"
     assert config["command"] == record["command"] and config["git_commit"] == record["git_commit"]
     assert (settings["group"], settings["tags"], settings["job_type"]) == ("seeds", ("a", "b"), "train")
+    assert settings["mode"] == "offline"
 
 
-def test_wandb_offline_and_video(args):
+def test_wandb_offline_and_video(args, monkeypatch):
+    """Without a flag WANDB_MODE says so."""
     pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    args = dataclasses.replace(args, wandb_mode=RunArgs().wandb_mode)
     run = run_of(args, 2, 10, track=True, capture_video=True)
     with run:
         for update in (1, 2):

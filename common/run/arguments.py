@@ -77,8 +77,8 @@ class LogArgs:
     """Tags of the wandb run."""
     wandb_job_type: str | None = None
     """Job type of the wandb run, such as train or eval."""
-    wandb_mode: Literal["online", "offline"] = "online"
-    """Whether wandb is online or offline. Offline needs no account and no network."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """Whether wandb is online or offline, which needs no account (default: as WANDB_MODE says, else online)."""
 
     named = frozenset()  # the fields that the user chose; `parse` takes them from the command line
 

@@ -41,7 +41,10 @@ class GuardedStream:
         except (OSError, ValueError):  # ValueError: the stream is closed
             # Redirect the descriptor: XLA also writes there, and Python flushes it again at exit.
             with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+                there, nothing = self._stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, there)
+                if nothing != there:  # the same if it was closed: the next file opened gets its number
+                    os.close(nothing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -56,6 +59,9 @@ def guard_output() -> None:
             with contextlib.suppress(OSError):
                 if not _is_open(descriptor):
                     os.dup2(stream.fileno(), descriptor)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream of another kind, or a closed one
+            if stream.errors == "strict":  # where the encoding is ASCII, η would raise
+                stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, GuardedStream(stream))
 
 
