@@ -373,8 +373,8 @@ def draw(rows: list[dict[str, Any]], args: Args, caption: str, path: Path) -> No
     systems, (ours, other) = args.systems, args.systems.values()
     env_ids = list(dict.fromkeys(row["env_id"] for row in rows))
     title = f"{ours} and {other}: the same {PEERS[args.peer].algorithm} training"
-    figure, axes = new_figure(len(env_ids), len(QUANTITIES), title)
-    for line, env_id in zip(axes, env_ids, strict=True):
+    figure, axes = new_figure(len(QUANTITIES), len(env_ids), title)
+    for line, env_id in zip(axes.T, env_ids, strict=True):
         mine = [row for row in rows if row["env_id"] == env_id]
         for axis, (key, (title, label, factor)) in zip(line, QUANTITIES.items(), strict=True):
             for (system, name), colour, marker in zip(systems.items(), COLOURS, "os", strict=False):
@@ -386,8 +386,9 @@ def draw(rows: list[dict[str, Any]], args: Args, caption: str, path: Path) -> No
                 missing = [name.split()[0] for system, name in systems.items() if "problem" in row[system]]
                 text = f"×{ratio['median']:.2f}" if ratio else f"no\n{' '.join(missing)}" if missing else ""
                 if top:
-                    where = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center"}
-                    axis.annotate(text, (row["num_envs"], top * factor), fontsize=8, **where)
+                    how = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center", "fontsize": 9}
+                    over_lines = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+                    axis.annotate(text, (row["num_envs"], top * factor), bbox=over_lines, **how)
             axis.set(title=f"{env_id}: {title}", xlabel="environments in parallel", ylabel=label)
             finish_axis(axis, sorted({row["num_envs"] for row in mine}), log=key == "peak_bytes")
     notes = [*list_problems(rows, systems), f"×: {ours} / {other.split()[0]}, median over repetitions. {caption}"]

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def new_figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
     """Makes a figure with rows x columns axes. -> figure, axes [rows, columns]."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 3.0 * rows + 0.5), layout="constrained")
     figure.suptitle(title, fontsize=13)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
@@ -157,5 +158,5 @@ def save_figure(figure: Any, path: Path, caption: str) -> None:
     for axis in figure.axes:
         if axis.get_legend_handles_labels()[0]:
             axis.legend(frameon=False, fontsize=9)
-    figure.supxlabel(caption, fontsize=8, color="0.35")
+    figure.supxlabel(textwrap.fill(caption, int(13 * figure.get_figwidth())), fontsize=9, color="0.35")
     figure.savefig(path, dpi=150)

@@ -140,8 +140,9 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
     halves = [half for half in halves if any("problem" not in row for row in half)]
     if not halves:
         return
-    figure, axes = new_figure(len(halves), len(QUANTITIES), "ppo.py: training against environments and devices")
-    for line, half in zip(axes, halves, strict=True):
+    title = "ppo.py: training against environments and devices"
+    figure, axes = new_figure(len(halves) * len(QUANTITIES) // 2, 2, title)
+    for line, half in zip(axes.reshape(len(halves), -1), halves, strict=True):
         over = "num_devices" if half[0]["wanted_devices"] else "num_envs"
         varying = ("num_steps", "num_rollout_chunks", "length") + (("num_envs",) if over == "num_devices" else ())
         varying = [name for name in varying if over == name or len({str(row[name]) for row in half}) > 1]
@@ -149,13 +150,13 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
         for row in half:
             label = ", ".join([row["env_id"], *(f"{name} {row[name]}" for name in varying)])
             groups.setdefault(label, []).extend([row] if "problem" not in row else [])
-        for axis, (key, (title, label, factor)) in zip(line, QUANTITIES.items(), strict=True):
+        for axis, (key, (what, label, factor)) in zip(line, QUANTITIES.items(), strict=True):
             for (name, group), colour, marker in zip(groups.items(), COLOURS, "os^vDPX*", strict=False):
                 x, y = [row[over] for row in group], [row[key] * factor for row in group]
                 axis.plot(x, y, color=colour, marker=marker, label=name)
             counts = ", ".join(f"{number:,}" for number in sorted({row["num_envs"] for row in half}))
             xlabel = "environments in parallel" if over == "num_envs" else f"devices ({counts} environments)"
-            axis.set(title=title, xlabel=xlabel, ylabel=label)
+            axis.set(title=what, xlabel=xlabel, ylabel=label)
             finish_axis(axis, sorted({row[over] for row in half if "problem" not in row}), key in LOGARITHMIC)
     save_figure(figure, path, caption)
 

@@ -364,7 +364,7 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
 
 @figure(
     "8",
-    title="Data-to-divergence ratio",
+    title="Best return against the data-to-divergence ratio",
     claim="Performance falls at both ends; the best ratio rises with the budget.",
     cells=paper_a_runs.ddr_cells,
 )
@@ -400,7 +400,8 @@ def show_ddr(d: Data, cells: Cells) -> Shown:
         peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
         collapse(dots[budgets[-1]].mean(1)),
     ]
-    how = "Dots: best running mean of the return and median DDR of each seed. Lines: medians and quartiles of eighths"
+    how = "Dots: best running mean of the return and median DDR of each seed. Lines: medians and quartiles"
+    how += " of each eighth of the dots, by ratio"
     return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
 
 

@@ -123,9 +123,9 @@ def over_time(values: np.ndarray) -> np.ndarray:
     return scores.aggregate(values.reshape(-1, values.shape[-1]), axis=0)
 
 
-def iqm_curves(d: Data, cells: Cells, names: dict[Any, str]) -> Picture:
+def iqm_curves(d: Data, cells: Cells, names: dict[Any, str], palette: Sequence[str] = ()) -> Picture:
     lines = [line for key, label in names.items() for line in iqm_curve(d, cells, key, label)]
-    return Picture({"": lines}, STEPS, IQM, shows=SMOOTHED)
+    return Picture({"": lines}, STEPS, IQM, shows=SMOOTHED, palette=palette)
 
 
 def iqm_points(d: Data, cells: Cells, label: str, x: Sequence[float], names: Sequence[Any]) -> Line:
@@ -190,7 +190,10 @@ def show_more_data(d: Data, cells: Cells) -> Shown:
         scores.better(f"final score, K × {most} less the base", steps, base, above=0.0),
         scores.better(f"final score, N × {most} less K × {most}", envs, steps, above=0.0),
     ]
-    return iqm_curves(d, cells, names), checks
+    palette = [
+        size(d.p, n, k) for n, k in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4))
+    ]  # some presets lack the second and fourth
+    return iqm_curves(d, cells, names, palette), checks
 
 
 @figure(

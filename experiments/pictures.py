@@ -41,6 +41,7 @@ class Picture(NamedTuple):
     own_y: bool = False  # each panel has its own y axis, named by its title
     shows: str = f"{MEAN}, running mean over at most a thirtieth of the run"
     columns: int = COLUMNS
+    palette: Sequence[str] = ()  # labels that take the first colours, drawn or not: the same in pictures to be compared
 
 
 class HeatMap(NamedTuple):
@@ -111,7 +112,7 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
     from matplotlib.ticker import EngFormatter, NullLocator
 
     labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
-    colours = _colours([label for label in labels if not _is_theory(picture, label)])
+    colours = _colours(list(dict.fromkeys([*picture.palette, *(x for x in labels if not _is_theory(picture, x))])))
     first = None
     rows, columns = _grid(picture)
     heights = [0.25 + 0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
