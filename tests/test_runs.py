@@ -1123,6 +1123,19 @@ def make_run(folder, name, seeds=3, **changed):
     return path
 
 
+def test_an_interval_of_a_kl_is_never_below_0():
+    """The mean of 0.001 and 0.1 is 0.01 on a logarithmic axis. Where a KL is 0 there is none, and it is 0.05."""
+    from matplotlib.figure import Figure
+
+    for smallest, mean in ((1e-3, 0.01), (0.0, 0.05)):
+        axes = Figure().add_subplot()
+        lines = [{"global_step": step, "outer/kl": [smallest, 0.1]} for step in (1, 2)]
+        plots._draw_run(axes, lines, "outer/kl", 0, 1, "black", "x")
+        np.testing.assert_allclose(axes.lines[0].get_ydata(), mean)
+        lowest = axes.collections[0].get_paths()[0].vertices[:, 1].min()
+        assert (lowest > 0) == (smallest > 0)
+
+
 def test_draw_makes_a_picture(tmp_path):
     paths = [make_run(tmp_path, "a", hidden_sizes=(64, 64)), make_run(tmp_path, "bb", learning_rate=0.05, seed=2)]
     records = [json.loads((path / "args.json").read_text()) for path in paths]

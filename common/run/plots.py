@@ -53,6 +53,7 @@ AXIS_LABELS = {
     "outer/own_gain": "gain of an update on its own transitions",
     "outer/fresh_gain": "gain of an update on fresh transitions",
 }
+LOGARITHMIC = ("outer/kl", "outer/ddr")
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 LONGEST_LABEL = 60  # characters
@@ -222,7 +223,8 @@ def draw(
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     # Without pyplot, no backend is chosen for the process and no figure stays in memory.
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(5.4 * columns, 3.6 * rows + 0.4), layout="constrained")
+        width = 5.4 if columns < 3 else 4.2  # legible on a page that is 830 pixels wide
+        figure = Figure(figsize=(width * columns, 3.6 * rows + 0.4), layout="constrained")
         for place, key in enumerate(keys, 1):
             axes = figure.add_subplot(rows, columns, place)
             for index, (record, own) in enumerate(zip(records, lines, strict=True)):
@@ -237,7 +239,7 @@ def draw(
             in_a_row = max(1, int(13 * figure.get_figwidth()) // (max(map(len, texts), default=0) + 6))
             figure.legend(handles, texts, loc="outside lower center", ncols=in_a_row, frameon=False)
         figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
-        figure.suptitle(title or _title(records, lines), fontsize=12)
+        figure.suptitle(title or _title(records, lines), fontsize=12, parse_math=False)
         figure.savefig(out, dpi=150)
     return True
 
@@ -259,13 +261,17 @@ def _draw_run(
     """Draw a run's line and any evaluations of the key as circles. begin: the step at which it was branched off."""
     steps, values = series(lines, key)
     if len(steps):
-        mean, width = mean_and_ci(running_mean(values, smooth))
+        # Of logarithms where the axis is one of them: an interval of a KL is then never below 0.
+        on_log = key in LOGARITHMIC and not (values <= 0).any()
+        to, back = (np.log, np.exp) if on_log else (np.asarray, np.asarray)
+        mean, width = mean_and_ci(running_mean(to(values), smooth))
+        mean, low, high = map(back, (mean, mean - width, mean + width))
         steps = steps + begin
         if smooth > 1 and values.shape[1] == 1:
             axes.plot(steps, values[:, 0], color=colour, linewidth=0.7, alpha=0.25)
         axes.plot(steps, mean, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
         if values.shape[1] > 1:
-            axes.fill_between(steps, mean - width, mean + width, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     steps, values = series(lines, EVALUATION.get(key, ""))
     if len(steps):
         mean, width = mean_and_ci(values)
@@ -285,7 +291,7 @@ def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
     if key == "charts/solve_rate":
         axes.set_ylim(-0.02, 1.02)
     low, high = axes.dataLim.intervaly
-    if key in ("outer/kl", "outer/ddr") and 0 < low < high:
+    if key in LOGARITHMIC and 0 < low < high:
         axes.set_yscale("log")
 
 
