@@ -47,7 +47,7 @@ class Args:
     json: bool = False
     """Print the findings as JSON instead of text."""
     out: str | None = None
-    """Picture of the diagnosis (default: doctor.png in the run's folder, or beside the CSV)."""
+    """Picture of the diagnosis (default: doctor.png in the run's folder, NAME.doctor.png beside NAME.csv)."""
 
     # --- intervene ---
     intervene: bool = False
@@ -400,7 +400,8 @@ def draw_levers(run: str, folder: Path, cells: dict, chosen: dict[str, levers.Le
         axes.tick_params(labelsize=7)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(linewidth=0.5, alpha=0.35)
-    figure.supxlabel(f"environment steps after {run}; black: nothing changed", fontsize=8, parse_math=False)
+    after = f" after {run}" if "@" in run else ""  # else the branches are from scratch
+    figure.supxlabel(f"environment steps{after}; black: nothing changed", fontsize=8, parse_math=False)
     figure.supylabel("episode return", fontsize=8)
     figure.savefig(out, dpi=120)
     say(f"picture: {out}")

@@ -85,7 +85,7 @@ def what_to_try(
     critic += again("from scratch: lets the values move", clip_vloss=False) if value("clip_vloss") else []
     critic *= getattr(a, "vf_coef", 1.0) > 0  # else nothing else helps
     # The policy is as at the start: it has not settled, but its step may be tiny.
-    unmoved = n is not None and n.first_entropy - n.entropy < LOST_ENTROPY * abs(n.first_entropy)
+    unmoved = n is not None and abs(n.first_entropy - n.entropy) < LOST_ENTROPY * abs(n.first_entropy)
     larger = run.rate(10.0, "from scratch, if the step is too small: the entropy is as at the start") * unmoved
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     tries = {

@@ -29,7 +29,6 @@ FOREIGN = {
         "outer/kl": "train/approx_kl",
         "-losses/entropy": "train/entropy_loss",
         "losses/explained_variance": "train/explained_variance",
-        "losses/clipfrac": "train/clip_fraction",
     },
     "rsl_rl": {RETURN: "Train/mean_reward", STEP: "Step", "losses/entropy": "Loss/entropy"},
 }

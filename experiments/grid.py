@@ -294,7 +294,8 @@ def alive(run: Path) -> bool:
 
 def _busy(cell: Cell, folder: Path) -> bool:
     """Whether a process is at work on a cell, or a runner has just started one."""
-    return alive(folder / cell.name) or _locked(folder / f"{cell.name}.log")
+    # The log first: what a runner has started is not asked for its own lock, which it may be about to take.
+    return _locked(folder / f"{cell.name}.log") or alive(folder / cell.name)
 
 
 def _locked(path: Path) -> bool:

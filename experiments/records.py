@@ -6,12 +6,13 @@ from typing import Any
 
 from common.run import arguments
 from common.run.arguments import UsageError
+from common.run.folder import TRACKING
 
 BRANCHED = ("ppo", "ppo_ewma")  # scripts whose runs doctor.py can branch and measure
 KNOWN = (*BRANCHED, "ppo_rnn", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt")
 STARTED = (
-    *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "track", "distributed", "scaling"),
-    *arguments.BY_HAND,
+    *("run_name", "resume", "init_from", "evaluate", "num_devices", "fresh_critic", "distributed", "scaling"),
+    *(*TRACKING, *arguments.BY_HAND),
 )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 
 import gymnasium
 import numpy as np
@@ -97,6 +98,7 @@ class Opened(Counting):
         os.close(handle)
 
     def close(self):
+        time.sleep(0.2)
         os.remove(self.file)
 
 

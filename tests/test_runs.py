@@ -1124,16 +1124,19 @@ def make_run(folder, name, seeds=3, **changed):
 
 
 def test_an_interval_of_a_kl_is_never_below_0():
-    """The mean of 0.001 and 0.1 is 0.01 on a logarithmic axis. Where a KL is 0 there is none, and it is 0.05."""
+    """The mean of 0.001, 0.01 and 0.1 is 0.01 on a logarithmic axis. A KL of 0 has no place there."""
     from matplotlib.figure import Figure
 
-    for smallest, mean in ((1e-3, 0.01), (0.0, 0.05)):
+    for values, mean in (([1e-3, 0.01, 0.1], 0.01), ([1e-3, 0.0, 0.01, 0.1], 0.01), ([1e-3, 0.1], 0.01)):
         axes = Figure().add_subplot()
-        lines = [{"global_step": step, "outer/kl": [smallest, 0.1]} for step in (1, 2)]
+        lines = [{"global_step": step, "outer/kl": values} for step in (1, 2)]
         plots._draw_run(axes, lines, "outer/kl", 0, 1, "black", "x")
         np.testing.assert_allclose(axes.lines[0].get_ydata(), mean)
-        lowest = axes.collections[0].get_paths()[0].vertices[:, 1].min()
-        assert (lowest > 0) == (smallest > 0)
+        if len(values) == 2:  # no interval: both seeds
+            assert not axes.collections and [line.get_ydata()[0] for line in axes.lines[1:]] == pytest.approx(values)
+        else:
+            (band,) = axes.collections
+            assert 0 < band.get_paths()[0].vertices[:, 1].min() < mean
 
 
 def test_draw_makes_a_picture(tmp_path):

@@ -867,7 +867,9 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
     again, same = load_published(evaluate())
     jax.tree.map(np.testing.assert_array_equal, same, params)
     np.testing.assert_array_equal(again.apply(same, obs)[1], value)
-    idle = arguments.parse(Args, "", ["--evaluate", str(tmp_path), "--network", "transformer", "--num-seeds", "2"])
+    idle = arguments.parse(
+        Args, "", ["--evaluate", str(tmp_path), "--network", "permutation-invariant", "--num-seeds", "2"]
+    )
     with pytest.raises(arguments.UsageError, match="with --network, --num-seeds: a published checkpoint has one net"):
         load_published(idle)
     for flags, said in (

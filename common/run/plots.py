@@ -262,15 +262,17 @@ def _draw_run(
     steps, values = series(lines, key)
     if len(steps):
         # Of logarithms where the axis is one of them: an interval of a KL is then never below 0.
-        on_log = key in LOGARITHMIC and not (values <= 0).any()
-        to, back = (np.log, np.exp) if on_log else (np.asarray, np.asarray)
-        mean, width = mean_and_ci(running_mean(to(values), smooth))
-        mean, low, high = map(back, (mean, mean - width, mean + width))
+        on_log = key in LOGARITHMIC
+        smoothed = running_mean(np.log(np.where(values > 0, values, np.nan)) if on_log else values, smooth)
+        mean, width = mean_and_ci(smoothed)
+        mean, low, high = (np.exp(x) if on_log else x for x in (mean, mean - width, mean + width))
         steps = steps + begin
         if smooth > 1 and values.shape[1] == 1:
             axes.plot(steps, values[:, 0], color=colour, linewidth=0.7, alpha=0.25)
         axes.plot(steps, mean, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
-        if values.shape[1] > 1:
+        if values.shape[1] == 2:  # whose interval would be 12.7 standard errors
+            axes.plot(steps, np.exp(smoothed) if on_log else smoothed, color=colour, linewidth=0.7, alpha=0.5)
+        if values.shape[1] > 2:
             axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     steps, values = series(lines, EVALUATION.get(key, ""))
     if len(steps):

@@ -17,7 +17,7 @@ from common.run.arguments import UsageError
 from common.suites.host import HostSuite
 
 # Where max_episode_steps cuts no episode. What ends after so many steps then counts as truncated, and not as an end.
-NO_LIMIT = re.compile("gfootball|highway|jumanji|pgx|procgen|toy_text.*/(Catch|CliffWalking|Blackjack)")
+NO_LIMIT = re.compile("highway|jumanji/(?!.*Sokoban)|pgx|procgen|toy_text.*/(Catch|CliffWalking|Blackjack)")
 
 
 def env_ids() -> list[str]:

@@ -72,11 +72,12 @@ def _close(vector: Any, workers: list[Any]) -> None:
     with contextlib.suppress(Exception):
         if not workers:
             return vector.close()
-        for pipe in vector.parent_pipes:
-            pipe.send(("close", None))
+        for pipe in filter(None, vector.parent_pipes):  # None: of a worker that has failed
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
         until = time.monotonic() + 5
-        for pipe in vector.parent_pipes:
-            pipe.poll(max(0, until - time.monotonic()))
+        for worker in workers:
+            worker.join(max(0, until - time.monotonic()))
     for worker in workers:
         worker.kill()
 

@@ -168,12 +168,14 @@ def load_published(args: Any) -> tuple[ActorCritic, Any]:
     """Load the checkpoint in Kinetix's published format that --evaluate names. -> network over the entities of the
     training size, parameters."""
     where = f"--evaluate {args.evaluate}"
-    idle = [flag(name) for name in ("network", "compute_dtype", "num_seeds", "num_devices") if name in args.named]
+    default, names = type(args)(), ("network", "compute_dtype", "num_seeds", "num_devices")
+    idle = [flag(name) for name in names if getattr(args, name) not in (getattr(default, name), 1)]
     if idle:
         raise UsageError(f"{where} with {', '.join(idle)}: a published checkpoint has one network; leave them out")
     params, model = kinetix.load_published(args.evaluate)
+    suite = kinetix.make_entities(args.size)
     try:
-        network = ActorCritic(kinetix.make_entities(args.size), TRANSFORMER | model)
+        network = ActorCritic(suite, TRANSFORMER | model)
         shapes = jax.tree.map(jnp.shape, jax.eval_shape(network.init, jax.random.key(0)))
     except Exception as error:  # whatever Kinetix's code says to options that it does not know or lacks
         raise UsageError(f"{where}: its config.json describes no network ({error!r})") from None
