@@ -58,8 +58,9 @@ def first_runs():
     yield f"makes {updates[2]} updates of the same budget and reached {short:.1f}"
 
 
-def doctor():
-    cases = read("doctor")["cases"]
+def judged(name):
+    """-> what each seed of the doctor's cases was expected to be called and was, and those without a fault."""
+    cases = read(name)["cases"]
     labels = [(case["expected"], label) for case in cases.values() for label in case["found"]]
     healthy = [
         (case["expected"], label)
@@ -67,7 +68,16 @@ def doctor():
         if case["expected"] in ("climbing", "settled", "few updates") or name == "pendulum, finished"
         for label in case["found"]
     ]
+    return labels, healthy
+
+
+def doctor():
     fine = {"climbing", "settled", "no gain", "few updates"}
+    again, well = judged("doctor_again")
+    assert [label for _, label in well if label not in fine] == ["step"] and len(again) == 210
+    right = sum(expected == label for expected, label in again)
+    yield f"Made again on another machine: {right}, and a fault in one of the {len(well)}"
+    labels, healthy = judged("doctor")
     assert all(label in fine for _, label in healthy)
     right = sum(expected == label for expected, label in labels)
     yield f"Of {len(labels)} runs with a built-in cause, or healthy, it names {right} rightly"
