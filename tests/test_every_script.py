@@ -182,12 +182,24 @@ def test_statistics_of_observations_are_those_of_all_that_was_acted_on(name):
         )
 
 
+class Tickets(Clock):
+    """Tells the time and a number drawn at the start of the episode, which lasts three steps."""
+
+    def reset(self, key):
+        state = jnp.stack([0.0, jax.random.uniform(key)])
+        return state, state
+
+    def step(self, key, state, action):
+        state = state.at[0].add(1)
+        return state, state, jnp.float32(7), state[0] >= 3, jnp.bool_(False), jnp.bool_(False)
+
+
 @every_script
 def test_eight_devices_count_all_episodes_and_play_different_ones(name):
-    _, _, _, state, step = built(name, Clock(end=3), num_envs=16, num_devices=8)
-    assert step(state)[1]["charts/num_episodes"] == 16 * 2
-    _, _, _, state, step = built(name, Noise(Discrete((3,))), num_envs=16, num_devices=8)
-    for there in (state, step(state)[0]):
+    _, _, _, state, step = built(name, Tickets(), num_envs=16, num_devices=8)
+    after, metrics, _ = step(state)
+    assert metrics["charts/num_episodes"] == 16 * 2
+    for there in (state, after):
         assert len(np.unique(np.asarray(there.environments.obs)[0, :, 1])) == 16
 
 
@@ -219,7 +231,6 @@ def test_each_minibatch_has_standardised_advantages_or_those_that_there_are(monk
 
 @pytest.mark.parametrize("name", PPOS)
 def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(name):
-    for target, epochs in ((1e-9, 1), (1e9, 4)):
-        flags = dict(target_kl=target, update_epochs=4, learning_rate=3e-2)
-        *_, state, step = built(name, Noise(Discrete((3,))), **flags)
-        assert step(state)[1]["outer/epochs"] == epochs
+    flags = dict(target_kl=1e-9, update_epochs=4, learning_rate=3e-2)
+    *_, state, step = built(name, Noise(Discrete((3,))), **flags)
+    assert step(state)[1]["outer/epochs"] == 1
