@@ -34,8 +34,8 @@ def scan_mean(step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
 
 
 def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any, jax.Array]:
-    """jax.lax.scan that takes no more steps after one whose outputs, which have to be scalars, make `stop` true.
-    -> carry, means over the steps taken, their number."""
+    """jax.lax.scan that takes no more steps after one whose outputs, which have to be scalars, make `stop` true (None:
+    it takes all). -> carry, means over the steps taken, their number."""
 
     def step_unless_stopped(carry: Any, x: Any) -> tuple[Any, Any]:
         carry, stopped = carry

@@ -1123,6 +1123,18 @@ def make_run(folder, name, seeds=3, **changed):
     return path
 
 
+def test_a_title_says_what_is_drawn_of_how_many_seeds():
+    record = {"args": {"env_id": "Toy-v0"}, "script": "ppo"}
+
+    def title(*counts):
+        lines = [[{"global_step": 1, "charts/episodic_return": [1.0] * count}] for count in counts]
+        return plots._title([record], lines)
+
+    assert title(1) == title(2, 3) == "ppo on Toy-v0"
+    assert title(2) == "ppo on Toy-v0, mean and both of 2 seeds"
+    assert title(5) == "ppo on Toy-v0, mean and 95 % interval of 5 seeds"
+
+
 def test_an_interval_of_a_kl_is_never_below_0():
     """The mean of 0.001, 0.01 and 0.1 is 0.01 on a logarithmic axis. A KL of 0 has no place there."""
     from matplotlib.figure import Figure

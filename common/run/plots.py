@@ -314,7 +314,9 @@ def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> 
     text = ", ".join(dict.fromkeys(record["script"] for record in records))
     text += f" on {', '.join(envs)}" if envs else ""
     seeds = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
-    return f"{text}, mean and 95 % interval of {seeds.pop()} seeds" if len(seeds) == 1 and max(seeds) > 1 else text
+    if len(seeds) > 1 or max(seeds) < 2:
+        return text
+    return f"{text}, mean and {'both' if seeds == {2} else '95 % interval'} of {seeds.pop()} seeds"
 
 
 def main(
