@@ -288,7 +288,7 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, prints which lever lifts the return above the control, and draws them."""
     if args.fresh:
-        run = re.sub(r"@\d+$", "", source)  # no checkpoint is needed
+        run = source if Path(source, "args.json").exists() else re.sub(r"@\d+$", "", source)  # no checkpoint is needed
         found = Path(run)
         record = arguments.read_record(found, "--intervene")
     else:

@@ -75,8 +75,9 @@ class Results:
         self.summary: list[dict[str, Any]] = []
         if self.path.exists():
             record = json.loads(self.path.read_text())
-            if record["devices"] != self.devices:
-                raise SystemExit(f"{self.path} was measured on another machine; name another file with --out")
+            if record.get("devices") != self.devices:
+                elsewhere = f"name another file, as in --out runs/{out.name}"
+                raise SystemExit(f"--out {out}: {self.path} was measured on another machine; {elsewhere}")
             self.points = record["points"]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.measured: list[dict[str, Any]] = []  # by this process

@@ -287,7 +287,7 @@ def make(
             advice = f"envpool's Atari has --env-kwargs '{theirs}', Gymnasium FrameStackObservation"
             raise UsageError(f"--frame-stack {frame_stack}: {env_id} runs on the host; {advice}")
         if time_limit is not None:
-            advice = f"use --env-kwargs '{json.dumps({'max_episode_steps': time_limit})}'"
+            advice = f"most of these take --env-kwargs '{json.dumps({'max_episode_steps': time_limit})}'"
             raise UsageError(f"--time-limit {time_limit}: {env_id} runs on the host; {advice}")
         suite = _make_host_suite(env_id, sticky_actions, own.parse_kwargs(env_kwargs))
         return copies(suite, num_envs, reward_clip=reward_clip)

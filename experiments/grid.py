@@ -189,7 +189,7 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                         return
                     process = _start(cell, folder, cores)
                     processes += [process] if process else []
-            except OSError as error:
+            except (OSError, UsageError) as error:
                 failed.append(f"{cell.name}: {error}")
                 continue
             if process is None:

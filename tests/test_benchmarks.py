@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ppo
-from benchmarks import environments, profile_update
+from benchmarks import environments, profile_update, report
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,3 +35,15 @@ def test_the_parts_of_an_environment_are_timed(capsys):
     lines = capsys.readouterr().out.splitlines()
     speeds = [line.split(" steps")[0].split()[-1] for line in lines]
     assert len(lines) == 4 and all(int(speed.replace(",", "")) > 0 for speed in speeds)
+
+
+def test_measurements_of_another_machine_are_kept_from_being_mixed_with_ours(tmp_path):
+    out = tmp_path / "new" / "speed"
+    report.Results(out, again=False).add({"num_envs": 8}, {"steps_per_second": 5})
+    mine = report.Results(out, again=False)
+    assert mine.get({"num_envs": 8}) == {"steps_per_second": 5} and mine.get({"num_envs": 16}) is None
+    written = json.loads(out.with_suffix(".json").read_text())
+    for theirs in (written | {"devices": {"cpu": "another"}}, {k: v for k, v in written.items() if k != "devices"}):
+        out.with_suffix(".json").write_text(json.dumps(theirs))
+        with pytest.raises(SystemExit, match="measured on another machine; name another file, as in --out runs/speed"):
+            report.Results(out, again=False)

@@ -140,6 +140,7 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
         ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
         ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
         ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
+        ("--evaluate RUN --run-name a@3", "--run-name a@3: ends like "),
         ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
         ("--evaluate RUN --num-envs 7 --num-minibatches 5", "--num-minibatches 5: does not divide the 112 transitions"),
     ],

@@ -22,6 +22,7 @@ from experiments import (
     exploration,
     headline,
     inner,
+    longer,
     minibatches,
     paper_a_runs,
     resumed,
@@ -541,3 +542,65 @@ def test_runs_without_the_clip_are_judged(kept, level, outcomes, reached):
     assert found["entropy when the return first reaches the level"]["unclipped"] == pytest.approx(
         [kept + 0.001 * s for s in range(5)]
     )
+
+
+# A hundred million steps
+
+
+def long_runs(**growth):
+    """Seed s of 64 and 4,096 environments ends its first half at 10 and 20, and then grows by 0 and 30 % of that, or by
+    what growth says. Only the latter gain on fresh transitions, 0.004; on their own all gain 0.01."""
+    steps = np.linspace(0, longer.STEPS, 1025)[1:]
+    runs = {}
+    for n, level, more in ((64, 10, 0.0), (4096, 20, 0.3)):
+        late = np.maximum(2 * steps / longer.STEPS - 1, 0)
+        rise = np.minimum(2 * steps / longer.STEPS, 1) * level
+        fresh = np.full(1024, 0.0 if n == 64 else 0.004)
+        runs[n] = [
+            headline.Curve(
+                steps, rise * (1 + (growth.get(f"n{n}", more) + 0.001 * s) * late), 0 * fresh + 0.01, fresh, fresh
+            )
+            for s in range(5)
+        ]
+    return runs
+
+
+@pytest.mark.parametrize(
+    "growth, outcomes",
+    [
+        ({}, ["holds", "holds", "holds"]),
+        ({"n64": 0.2}, ["does not hold", "holds", "holds"]),
+        ({"n64": -0.3}, ["does not hold", "holds", "holds"]),
+        ({"n4096": 0.0}, ["holds", "not enough data", "holds"]),
+        ({"n4096": -0.1}, ["holds", "does not hold", "holds"]),
+        ({"n64": 1.8}, ["does not hold", "does not hold", "does not hold"]),
+        ({"n64": 1.5}, ["does not hold", "does not hold", "does not hold"]),  # 4,096 end 8 % higher
+    ],
+)
+def test_a_hundred_million_steps_are_judged(growth, outcomes):
+    found = longer.judge(long_runs(**growth))
+    assert list(found["outcomes"].values()) == outcomes
+    refuted, held = "does not hold" in outcomes, outcomes == ["holds"] * 3
+    assert found["hypothesis"] == ("does not hold" if refuted else "holds" if held else "not enough data")
+
+
+def test_a_hundred_million_steps_have_the_minibatches_of_the_defaults():
+    for n, runs in longer.cells().items():
+        for seed, run in zip((20, 21, 22, 23, 24), runs, strict=True):
+            flags = dict(run.flags)
+            args = ppo.Args(**{name: value for name, value in flags.items() if name != "num_minibatches"})
+            assert args.num_minibatches == flags["num_minibatches"] and args.seed == seed and args.num_envs == n
+            assert args.num_envs * args.num_steps * run.num_updates == args.total_timesteps == 100_663_296
+            changed = {name for name in flags if getattr(ppo.Args(), name) != flags[name]}
+            settings = {"sticky_actions", "num_envs", "num_minibatches", "total_timesteps", "seed"}
+            assert changed <= settings | {"num_eval_episodes", "log_every", "checkpoint_every"}
+
+
+def test_curves_of_a_hundred_million_steps_are_kept_and_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr(headline, "made", lambda *_: True)
+    monkeypatch.setattr(headline, "curve", lambda run: long_runs()[64][0])
+    longer.main(headline.Args(out=tmp_path / "x.json"))
+    kept = json.loads((tmp_path / "x.json").read_text())["curves"]
+    assert kept["returns"]["4096"][4] == pytest.approx([min(2 * (i + 0.5) / 64, 1) * 10 for i in range(64)], abs=0.02)
+    longer.draw({key: {int(n): rows for n, rows in of.items()} for key, of in kept.items()}, tmp_path / "again.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("x.png", "again.png"))

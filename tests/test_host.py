@@ -333,7 +333,7 @@ WRONG = {
     ),
     "gymnasium/CartPole-v1": (dict(num_seeds=2), "--num-seeds 2: .* start one run per seed"),
     "gymnasium/Acrobot-v1": (dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
-    "gymnasium/Taxi-v3": (dict(time_limit=9), """--time-limit 9: .* use --env-kwargs '{"max_episode_steps": 9}'"""),
+    "gymnasium/Taxi-v3": (dict(time_limit=9), """--time-limit 9: .* take --env-kwargs '{"max_episode_steps": 9}'"""),
     "gymnasium/MountainCarContinuous-v0": (dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}', Gymn"""),
     COUNTING: (dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable is \(.*counting.py:\d+\)"),
     "gymnasium/MountainCar-v0": (dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),

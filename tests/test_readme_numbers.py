@@ -484,6 +484,7 @@ def paper_b():
     yield Figures(f"on Asterix K × 4 ({found['K × 4', 'Asterix']})")
     yield Figures(f"on Breakout neither ({found['N × 4', 'Breakout']}; {found['K × 4', 'Breakout']})")
     yield minus(f"with 32 and 128 environments by {less(*some)} and {less(*most)}")
+    yield from more_epochs()
     estimate, low, high = check("fig_B1b", "final score, N × 4 less K × 4")
     yield minus(f"32 × 32 against 8 × 128, it is not seen ({estimate:.2f}, {low:.2f} to {high:.2f})")
     same = "N × 4 with the base's minibatches less it, mean over games"
@@ -510,6 +511,36 @@ def paper_b():
         < 0
         < check("fig_B4", f"effective sample size (%), {grown}")[1]
     )
+
+
+def more_epochs():
+    less = "{:.2f} ({:.2f} to {:.2f})".format
+    asked = (
+        "final score, the base less E × 4",
+        "final score at E × 4, N × 4 less the base N",
+        "final score, E × 4 and N × 4 less the base",
+    )
+    hurt, more, above = (less(*check("fig_B1c_long", what)) for what in asked)
+    assert read("fig_B1c_long")["verdict"] == "holds" and read("fig_B1c")["verdict"] == "not enough data"
+    yield f"With 8 × 32 16 epochs end {hurt} below 4"
+    yield f"with 16 epochs 32 × 32 end {more} above 8 × 32, and {above} above 8 × 32 with 4"
+    yield Figures(f"16 epochs in place of 4, ends {hurt} below the base")
+    yield Figures(f"N × 4 ends {more} above the base's N, and {above} above the base itself")
+    of = [tuple(map(np.array, samples(what, "fig_B1c_long"))) for what in asked[:2]]
+    (base, epochs), (both, again) = of
+    assert (epochs == again).all() and both[:, 0].mean() < base[:, 0].mean()
+    said = {}
+    for i, game in enumerate(("Breakout", "SpaceInvaders", "Asterix")):
+        yield Figures("| {} | {:.2f} | {:.2f} | {:.2f} |".format(game, *(x[:, i].mean() for x in (base, epochs, both))))
+        for name, (a, b) in zip(("loss", "gain"), of, strict=True):
+            low, high = stats.ttest_ind(a[:, i], b[:, i], equal_var=False).confidence_interval()
+            said[name, game] = minus(f"{(a - b)[:, i].mean():.2f}, {low:.2f} to {high:.2f}")
+            assert (low > 0) == ((name, game) not in (("loss", "Asterix"), ("gain", "Breakout")))
+    yield f"on Breakout 32 environments are not shown to help ({said['gain', 'Breakout']})"
+    yield Figures(f"is sure on Breakout ({said['loss', 'Breakout']})")
+    yield Figures(f"just so on SpaceInvaders ({said['loss', 'SpaceInvaders']})")
+    yield Figures(f"the base's seeds differ most ({said['loss', 'Asterix']})")
+    yield Figures(f"is sure on SpaceInvaders ({said['gain', 'SpaceInvaders']}) and Asterix ({said['gain', 'Asterix']})")
 
 
 def samples(what, figure="fig_B3"):
@@ -680,7 +711,7 @@ NOT_COMPUTED = {
     "A third of the learning rate with 32 gradient steps": "experiments/headline.py",
     "With 4 or 32 they are not in any of eight": "computed in inner()",
     "end *above* 8 × 32": "experiments/paper_b_runs.py",
-    "with ten million B1b and BN are undecided": "computed in paper_b()",
+    "with ten million B1b and BN are undecided, and B1c holds": "computed in paper_b()",
     "(by the rule of figure B11 undecided; 8 environments were not tried at these rates)": "a figure",
     "it takes 1.5 to 2 × as long to compile": "docs/scaling.md",
     # Read from the pictures' data, not computed here.
@@ -704,7 +735,7 @@ NOT_COMPUTED = {
     "brought 1.07 to 1.13 × on Breakout-MinAtar, 1.10 to 1.47 × on CartPole-v1": "docs/log.md",
     # The first screen and what to do.
     "64, 512 and 4,096 environments pause near 5": "computed in inner()",
-    "(two of the five runs with 64 leave it later, after 15M and 21M steps)": "docs/headline.md",
+    "with 64 environments leave the first plateau later, after 15M and 21M steps": "docs/headline.md",
     "Dashed, on SpaceInvaders and Asterix: 64 environments with 4 gradient steps": "FEW",
     "*Fewer than 16 gradient steps": "arguments.FEW_STEPS",
     "(on this plateau 0.05 to 0.09 nats": "docs/headline.md",
@@ -718,7 +749,7 @@ NOT_COMPUTED = {
     "(Three of the 7 are weak": "docs/figures.md",
     "(The best ε, 0.02, was not tried": "experiments/exploration.py",
     "(with ε 0.1, on another machine)": "docs/figures.md",
-    "Right: with 256 gradient steps 64 environments end far below 4,096": "computed in inner()",
+    "64 environments with 256 end far below 4,096": "computed in inner()",
     "with its sums in another order it reached 39, on another machine 54": "those runs were not kept",
     "4, 32 and 256 gradient steps were tried": "MINIBATCHES",
     "a learning rate of 10⁻³": "the default",

@@ -23,8 +23,15 @@ from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.run import arguments, devices, early, plots, run as runs, tracking
-from common.run.arguments import Positive, RunArgs, Steps, UsageError
-from common.run.checkpoints import Checkpoints, check_learner, checkpoint_updates, load_learner, restore_newest
+from common.run.arguments import Positive, RunArgs, Steps, UsageError, read_record
+from common.run.checkpoints import (
+    Checkpoints,
+    check_learner,
+    checkpoint_updates,
+    find_checkpoint,
+    load_learner,
+    restore_newest,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -758,10 +765,11 @@ def test_load_learner_and_its_usage_errors(args):
     refused(f"{path}@1", "no intact checkpoint among updates 1")
 
 
-def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
+def test_a_full_disk_does_not_stop_training(args, capsys, caplog, monkeypatch):
     """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
     import resource
 
+    monkeypatch.setattr(runs, "PAUSE", 0)
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
     run = run_of(args, 4, checkpoint_every=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -786,6 +794,145 @@ def test_a_full_disk_does_not_stop_training(args, capsys, caplog):
         run.finish()
     assert end.value.code == 1
     assert not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
+
+
+def saved(args, num_updates):
+    """The folder of a run with a checkpoint of each update."""
+    run = run_of(args, num_updates, checkpoint_every=1)
+    with run:
+        for update in run.updates():
+            run.save_if_due(update, initial_state())
+    run.finish()
+    return run.path
+
+
+def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, capsys, monkeypatch):
+    pauses, save = [], Checkpoints.save
+
+    def full(self, update, state):
+        if len(pauses) < 3:
+            raise ValueError("No space left on device")
+        save(self, update, state)
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    monkeypatch.setattr(runs, "_pause", pauses.append)
+    run = run_of(args, 2)
+    with run:
+        for update in run.updates():
+            run.log(update, {"losses/x": jnp.float32(update)})
+            run.save_if_due(update, initial_state())
+    run.finish()
+    assert pauses == [60, 60, 60] and checkpoint_updates(run.path / "checkpoints") == [2] and plots.finished(run.path)
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and "No space left on device); trying again every 60 s, 10 times" in said
+
+
+def test_a_stop_gives_up_no_evaluation_whose_checkpoint_failed_in_the_background(args, monkeypatch):
+    run = run_of(args, 9, checkpoint_every=2, eval_every=2, num_eval_episodes=4)
+    failing = [ValueError("No space left on device")]
+    with run:
+        for update in run.updates():
+            run.save_if_due(update, initial_state())
+            if update == 2:
+                monkeypatch.setattr(run.checkpoints, "wait", lambda: failing and (_ for _ in ()).throw(failing.pop()))
+            assert update % 2 or run.evaluate_if_due(update, Player(signal_at=2), None)
+            monkeypatch.undo()
+    assert checkpoint_updates(run.path / "checkpoints")[-1] == 3
+
+
+class Failing:
+    def scores(self, learner, update, given_up):
+        raise RuntimeError("out of memory")
+
+
+def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
+    run = run_of(args, 3, eval_every=1, num_eval_episodes=4)
+    with run:
+        for update in run.updates():
+            run.log(update, {"losses/x": jnp.float32(update)})
+            run.save_if_due(update, initial_state())
+            assert run.evaluate_if_due(update, Failing(), None) == {}
+    with pytest.raises(SystemExit) as end:
+        run.finish()
+    assert end.value.code == 1 and checkpoint_updates(run.path / "checkpoints") == [3]
+    assert not plots.finished(run.path)  # so that --resume makes the last one
+    said = capsys.readouterr().err
+    assert said.count("warning: the evaluation after update 1 failed; the run goes on: Traceback") == 1
+    assert said.count("warning: the evaluation after update 3 failed; --resume makes it again: Traceback") == 1
+    assert said.count("RuntimeError: out of memory") == 2
+    alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
+    with pytest.raises(RuntimeError, match="out of memory"), alone:
+        alone.evaluate_if_due(2, Failing(), None)
+
+
+def test_a_video_that_a_signal_prevents_is_left_to_resume(args):
+    for num_updates in (1, 2):
+        run = run_of(dataclasses.replace(args, run_name=f"{num_updates}"), num_updates, capture_video=True)
+        with run:
+            run.log(1, {"losses/x": jnp.float32(1)})
+            run.save_if_due(1, initial_state())
+            run._take()
+            run._on_signal(signal.SIGTERM, None)
+            run.film_if_asked(lambda: pytest.fail("films"))
+        with pytest.raises(SystemExit):
+            run.finish()
+        assert (run.path / "summary.json").exists() == (num_updates == 2)  # one stopped half-way is not finished anyhow
+
+
+def test_a_folder_out_of_reach_is_not_one_that_was_deleted(args, capsys, monkeypatch):
+    run = run_of(args, 2)
+    with run:
+        monkeypatch.setattr(Path, "stat", lambda *a, **k: (_ for _ in ()).throw(OSError(107, "not connected")))
+        assert not run._is_gone()
+        monkeypatch.undo()
+        assert not run._is_gone()
+        shutil.rmtree(run.path)
+        assert run._is_gone()
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_one_line(args, capsys, monkeypatch):
+    def unreadable(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", unreadable)
+    with pytest.raises(UsageError, match=r"checkpoints: cannot be read \(Permission denied\)"):
+        checkpoint_updates(Path("runs/x/checkpoints"))
+    assert Checkpoints(Path("runs/x/checkpoints"), 0).newest() is None
+    assert "warning: runs/x/checkpoints: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")])
+def test_a_checkpoint_for_which_memory_is_lacking_is_not_called_damaged(error, args, capsys, monkeypatch):
+    path = saved(args, 2)
+    monkeypatch.setattr("common.run.checkpoints._restore", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(UsageError, match=r"--resume x: not enough memory to read checkpoint .*/checkpoints/2"):
+        restore_newest(path, [1, 2], initial_state(), "--resume x", partial=False)
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_ends_like_a_checkpoint_is_found(args):
+    path = saved(args, 2)
+    assert find_checkpoint(f"{path}@1") == (path, read_record(path, ""), [1])
+    other = path.rename(path.with_name("x@1"))
+    assert find_checkpoint(str(other))[::2] == (other, [1, 2]) and find_checkpoint(f"{other}@2")[::2] == (other, [2])
+
+
+def test_processes_that_have_read_different_checkpoints_stop(args, monkeypatch):
+    path = saved(args, 2)
+    monkeypatch.setattr(devices, "share", lambda text: [text, text and "1"])
+    with pytest.raises(UsageError, match="--resume x: the processes have read checkpoints 2, 1, must be one"):
+        restore_newest(path, [1, 2], initial_state(), "--resume x", partial=False)
+
+
+def test_resume_says_which_packages_are_others(args, capsys):
+    path = saved(args, 1)
+    record = json.loads((path / "args.json").read_text())
+    record["versions"] |= {"jax": "0.1", "gone": "3"}
+    (path / "args.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    runs.Run(dataclasses.replace(args, resume=str(path)), __file__)._lock.close()
+    expected = f"was started with jax 0.1, gone 3; here are jax {jax.__version__}, gone missing: numbers may differ"
+    assert expected in capsys.readouterr().err
 
 
 def test_a_full_disk_costs_the_line_that_it_cut_off_and_no_other(args, capsys):

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.run import devices
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
 
@@ -17,7 +19,12 @@ SAME_FLAGS = "; the same network and environment flags are needed"
 
 def checkpoint_updates(folder: Path) -> list[int]:
     """The updates that have a complete checkpoint, ascending. Orbax writes each under another name, then renames."""
-    return sorted(int(f.name) for f in folder.iterdir() if f.name.isdecimal()) if folder.is_dir() else []
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read ({error.strerror})") from None
 
 
 @functools.cache
@@ -66,13 +73,26 @@ class Checkpoints:
             self.wait()
         except Exception as error:
             say(f"warning: the last checkpoint could not be saved: {first_line(error)}")
-        updates = checkpoint_updates(self.folder)
+        updates = self._there()
         return self.folder / str(updates[-1]) if updates else None
+
+    def has(self, update: int) -> bool:
+        """Whether there is a complete checkpoint of this update."""
+        return update in self._there()
+
+    def _there(self) -> list[int]:
+        try:
+            return checkpoint_updates(self.folder)
+        except UsageError as error:
+            say(f"warning: {error}")
+            return []
 
 
 def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[str, Any], list[int]]:
     """Find what the flag `by` names, "RUN" or "RUN@update". -> folder, args.json, the updates to choose from."""
-    folder, _, wanted = source.rpartition("@") if source.rpartition("@")[2].isdecimal() else (source, "", "")
+    folder, at, wanted = source.rpartition("@")
+    if not (at and wanted.isdecimal()) or os.path.exists(Path(source) / "args.json"):
+        folder, wanted = source, ""
     record = read_record(Path(folder), by)
     updates = checkpoint_updates(Path(folder) / "checkpoints")
     if not updates or (wanted and int(wanted) not in updates):
@@ -150,12 +170,23 @@ def restore_newest(
 ) -> tuple[Any, int]:
     """Restore the newest of these checkpoints that is not damaged. `where` begins an error, `hint` ends that of a
     checkpoint which does not fit. -> state, update."""
+    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME_FLAGS))
+    if len(set(found := devices.share(str(update)))) > 1:  # one may have failed to read what others could
+        raise UsageError(f"{where}: the processes have read checkpoints {', '.join(found)}, must be one; try again")
+    return state, update
+
+
+def _newest_intact(
+    run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str
+) -> tuple[Any, int]:
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
-            problem = _mismatch(path, like, partial, hint or SAME_FLAGS)
+            problem = _mismatch(path, like, partial, hint)
             state = None if problem else _restore(path, like)
         except Exception as error:  # whatever a damaged file makes orbax, tensorstore or json raise
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise UsageError(f"{where}: not enough memory to read checkpoint {path}") from None
             say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
             continue
         if problem:

@@ -120,6 +120,14 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu, "cores": cores, "memory_gb": round(memory / 1e9)}
 
 
+def wait_for_all() -> None:
+    """Wait until all processes are here, a day at most. At its exit JAX waits for five minutes only."""
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost
+
+        multihost.get_barrier_sync_fn()(key="end of the run", timeout_ms=24 * 3600 * 1000)
+
+
 def share(text: str) -> list[str]:
     """Collect a text of at most 4096 bytes from each process, in order. All must call this."""
     if jax.process_count() == 1:

@@ -1,11 +1,13 @@
 """Make, find and lock a run's folder, and record how it was made. Nothing in it is ever executed."""
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -117,6 +119,8 @@ def _refuse_bad_name(args: Any) -> None:
     if Path(args.run_name).name != args.run_name or len(os.fsencode(args.run_name)) > 255:
         where = "--runs-dir says where it goes"
         raise UsageError(f"--run-name {args.run_name!r}: must be a plain folder name of at most 255 bytes; {where}")
+    if re.search(r"@\d+$", args.run_name):
+        raise UsageError(f"--run-name {args.run_name}: ends like RUN@UPDATE, which names a checkpoint; name another")
     if os.path.lexists(Path(args.runs_dir) / args.run_name):
         _refuse_taken(Path(args.runs_dir) / args.run_name)
 
@@ -193,20 +197,23 @@ def lock(path: Path) -> Any:
         return None
 
 
+def versions() -> dict[str, str]:
+    """Those of Python and of the packages that a run's numbers depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
 def make_record(args: Any, script: str) -> dict[str, Any]:
     """The contents of args.json."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     commit = _git(script, "rev-parse", "HEAD")
     return {
         "args": dataclasses.asdict(args),
         "script": Path(script).stem,
         "command": shlex.join(sys.argv),
-        "versions": versions,
+        "versions": versions(),
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
         "machine": devices.machine(),
         "git_commit": commit,

@@ -45,6 +45,7 @@ from common.run.checkpoints import Checkpoints, checkpoint_updates, find_checkpo
 from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
 
 NOT_FINITE = "not_finite_since_update"  # in the summary, and in the notes of args.json
+PAUSE, RETRIES = 60, 10  # seconds between attempts to save the last checkpoint, and how many after the first
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -87,6 +88,10 @@ def main(train: Callable[[Any], Any], args_class: type) -> None:
         if not jax.distributed.is_initialized():
             raise
         _exit(traceback.format_exc(), 1, alone=True)
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _raised_on_host(error: BaseException) -> str | None:
@@ -147,7 +152,7 @@ class Run:
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
         self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
-        self._script = script
+        self._script, self._only = script, only is not None
         self._lock: Any = None
         self._signal: int | None = None
         self._stopping = False
@@ -189,6 +194,11 @@ class Run:
                 # Empty where `lock` has just made it.
                 if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
                     say(f"warning: {self.path} was started with another version of {file.name}; its own is {kept}")
+        theirs, ours = self.record.get("versions", {}), folder.versions()
+        if differing := [name for name in theirs if theirs[name] != ours.get(name)]:
+            there = ", ".join(f"{name} {theirs[name]}" for name in differing)
+            here = ", ".join(f"{name} {ours.get(name, 'missing')}" for name in differing)
+            say(f"warning: {self.path} was started with {there}; here are {here}: numbers may differ")
 
     def _sources(self) -> dict[str, Path]:
         """What a run keeps a copy of: the script, and the file of an environment that is the user's own."""
@@ -215,7 +225,7 @@ class Run:
             return state
         from common import envs
 
-        updates = checkpoint_updates(self.checkpoints.folder)
+        updates = devices.together(lambda: checkpoint_updates(self.checkpoints.folder))
         # Its flags are the run's own, so what differs is the code.
         hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
         restored, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False, hint=hint)
@@ -358,7 +368,7 @@ class Run:
         """Write a separate line to metrics.jsonl, in addition to those of `log`."""
         if not self.is_main:
             return
-        if not (self.path / "args.json").exists():
+        if self._is_gone():
             self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
             self._guard("args.json", self._make_again)
         seconds = round(self._offset + time.perf_counter() - self._born, 3)
@@ -367,6 +377,14 @@ class Run:
         self._guard("metrics.jsonl", lambda: self._append(line))
         if self._tracker is not None:
             self._tracker.log(line)
+
+    def _is_gone(self) -> bool:
+        """Whether the folder has been deleted. One that cannot be reached for a while may still be there."""
+        try:
+            (self.path / "args.json").stat()
+        except OSError as error:
+            return isinstance(error, (FileNotFoundError, NotADirectoryError))
+        return False
 
     def _make_again(self) -> None:
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
@@ -456,27 +474,59 @@ class Run:
                 self.checkpoints.wait()
             except Exception as error:  # tensorstore raises ValueError on a full disk
                 self._warn("checkpoints", f"the checkpoint before {update} could not be saved ({first_line(error)})")
+            # No other one follows. Whoever stops a run may not wait, and several processes would have to agree.
+            again = RETRIES if last and not self._stopping and jax.process_count() == 1 else 0
+            for left in range(again, -1, -1):
+                try:
+                    self.checkpoints.save(update, state)
+                    self._saved = update
+                    if last:
+                        self.checkpoints.wait()
+                    self._failed = False
+                    break
+                except Exception as error:
+                    if self.checkpoints.has(update):  # only an old one could not be removed
+                        self._saved = update
+                        break
+                    self._saved, self._failed = self._first, last
+                    message = f"checkpoint {update} could not be saved ({first_line(error)})"
+                    more = f"; trying again every {PAUSE} s, {again} times" if again else ""
+                    self._warn("last checkpoint" if last else "checkpoints", message + more)
+                    if left == 0 or self.interrupted:
+                        break
+                    _pause(PAUSE)
+
+    def _is_saved(self, update: int) -> bool:
+        """Whether the checkpoint of this update is on disk. If not, the next update is saved."""
+        if self._saved == update:
             try:
-                self.checkpoints.save(update, state)
-                self._saved = update
-                if last:
-                    self.checkpoints.wait()
+                self.checkpoints.wait()
             except Exception as error:
-                self._failed = last
-                message = f"checkpoint {update} could not be saved ({first_line(error)})"
-                self._warn("last checkpoint" if last else "checkpoints", message)
+                self._warn("checkpoints", f"checkpoint {update} could not be saved ({first_line(error)})")
+                self._saved = self._first
+        return self._saved == update
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
         done before a restart. Only the first process plays, so `scores` must use its devices only. A signal ends an
-        evaluation if the update is saved, because then --resume makes it."""
+        evaluation if the update is saved, because then --resume makes it. One that fails costs its scores, not the
+        training; if it is the last one, --resume makes it, too."""
         every = self.args.eval_every
         due = update == self.num_updates or (every > 0 and update > 0 and update % every == 0)
         if not due or not self.args.num_eval_episodes or update in self._evaluated:
             return {}
         with self.aside():
-            given_up = lambda: self.interrupted and self._saved == update  # noqa: E731
-            scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else None
+            given_up = lambda: self.interrupted and self._is_saved(update)  # noqa: E731
+            try:
+                scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else None
+            except Exception as error:
+                if self._only:
+                    raise
+                why = _raised_on_host(error) or traceback.format_exc()
+                self._given_up = self._failed = update == self.num_updates
+                then = "--resume makes it again" if self._failed else "the run goes on"
+                self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed; {then}: {why}")
+                return {}
         self._stopping |= given_up()
         self._given_up = self.is_main and scores is None
         if scores is not None:
@@ -484,8 +534,12 @@ class Run:
         return scores or {}
 
     def film_if_asked(self, film: Callable[[], dict[str, Callable[[], Sequence[np.ndarray]]]]) -> None:
-        """With --capture-video, save the gifs of film(), by name, at the end of a run that was not stopped."""
-        if self.args.capture_video and self.is_main and not self.interrupted:
+        """With --capture-video, save the gifs of film(), by name, at the end of a run that was not stopped. If it was,
+        --resume makes them."""
+        if self.args.capture_video and self.is_main:
+            if self.interrupted:
+                self._given_up |= self.done == self.num_updates and not self._only
+                return
             for name, record in film().items():
                 self._video(name, record)
 
@@ -549,6 +603,7 @@ class Run:
                 say(f"note: no episode ended in training, so there is no return{advice}")
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
+        devices.wait_for_all()  # for the first one, which has evaluated and filmed alone
         if self._signal is not None or self._failed:
             raise SystemExit(1 if self._failed else 128 + self._signal)
 
