@@ -40,7 +40,7 @@ from common.shuffle import random_permutation
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
@@ -78,7 +78,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
@@ -311,13 +311,12 @@ def rollout(
     return chunk, transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
-def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
-    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N / C].
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         advantage, next_value = carry
@@ -341,7 +340,7 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict[str, Any]]:
+def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict]:
     """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms:
     pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox. -> loss, its parts."""
     dist, value = policy(params, batch.obs)
@@ -502,8 +501,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     adapted = None if state.learning_rate is None else learning_rate
-    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
-    return state, metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:

@@ -41,7 +41,7 @@ from common.shuffle import random_permutation
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
@@ -79,7 +79,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.999
@@ -349,20 +349,19 @@ def rollout(
 
 
 def split_rewards(transitions: Transition) -> tuple[Transition, Transition]:
-    """The transitions as each of the two critics sees them, with values [T, N]: the environment's rewards, whose return
-    ends with the episode, and the intrinsic rewards, not yet normalised, whose return goes on in the next one."""
+    """The transitions as each of the two critics sees them, with values [T, N / C]: the environment's rewards, whose
+    return ends with the episode, and the intrinsic rewards, not yet normalised, whose return goes on in the next."""
     t, never = transitions, jnp.zeros_like(transitions.terminated)
     each = [t._replace(value=t.value[..., i], final_value=t.final_value[..., i]) for i in range(2)]
     return each[0], each[1]._replace(reward=t.novelty, terminated=never, truncated=never)
 
 
-def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
-    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N / C].
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         advantage, next_value = carry
@@ -446,8 +445,7 @@ def optimise(
         steps, opt_state = ADAM.update(grads, opt_state)
         if args.adaptive_lr_kl is not None:  # it follows the policy's KL; the predictor keeps its own rate
             steps = steps.at[policy_size:].multiply(args.learning_rate / learning_rate)
-        params = params - learning_rate * steps
-        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         learned, learning_rate = carry
@@ -520,14 +518,14 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
         extrinsic, intrinsic = split_rewards(t)
         if args.norm_reward:
-            extrinsic, returns, stats = statistics.normalise_rewards(
+            extrinsic, total, stats = statistics.normalise_rewards(
                 extrinsic, chunk.discounted_return, learner.return_stats, args.gamma
             )
-            chunk, learner = chunk._replace(discounted_return=returns), learner._replace(return_stats=stats)
-        intrinsic, returns, stats = statistics.normalise_rewards(
+            chunk, learner = chunk._replace(discounted_return=total), learner._replace(return_stats=stats)
+        intrinsic, total, stats = statistics.normalise_rewards(
             intrinsic, chunk.int_return, learner.rnd.return_stats, args.int_gamma
         )
-        chunk = chunk._replace(int_return=returns)
+        chunk = chunk._replace(int_return=total)
         learner = learner._replace(rnd=learner.rnd._replace(return_stats=stats))
         ext_advantage = compute_gae(extrinsic, last_value[:, 0], args.gamma, args.gae_lambda)
         int_advantage = compute_gae(intrinsic, last_value[:, 1], args.int_gamma, args.gae_lambda)
@@ -556,8 +554,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats, rnd=learner.rnd._replace(obs_stats=rnd_stats))
     adapted = None if state.learning_rate is None else learning_rate
-    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
-    return state, metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
 
 
 def play_at_random(
@@ -579,10 +576,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     """A fresh network, and a new episode in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
     target_key, predictor_key, play_key = jax.random.split(jax.random.fold_in(network_key, 0), 3)
-    env_keys, play_keys = (
-        jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
-        for key in (env_key, play_key)
-    )
+    env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
+    play_keys = jax.random.split(jax.random.fold_in(play_key, jax.lax.axis_index("device")), args.num_rollout_chunks)
 
     def start_chunk(rnd_stats: statistics.RunningStats, keys: tuple) -> tuple:
         started, rnd_stats = play_at_random(args, env, env.reset(keys[0], args.stagger_resets), rnd_stats, keys[1])

@@ -40,9 +40,9 @@ from common.run.run import Run, begin, evaluate, main
 from common.sample import gather_rows, random_rows
 from common.shuffle import random_permutation
 
-KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least a sequence per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # what --init-from cannot change
+SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
@@ -80,7 +80,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
@@ -150,8 +150,8 @@ class Args(RunArgs):
         if self.fresh_critic and self.init_from is None:
             raise UsageError("--fresh-critic: needs --init-from RUN as well")
         arguments.check_adaptive_lr(self)
-        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         object.__setattr__(self, "sequence_length", self.sequence_length or self.num_steps)
+        # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048, whole=self.sequence_length)
         divisor = math.gcd(self.num_steps, self.minibatch_size)
         if divisor % self.sequence_length:
@@ -386,13 +386,12 @@ def take(args: Args, batch: Batch, sequences: jax.Array) -> Batch:
     return taken._replace(cells=Cells(state, taken.cells))
 
 
-def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
-    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N / C].
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         advantage, next_value = carry
@@ -459,8 +458,7 @@ def optimise(
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        params = params - learning_rate * steps
-        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         learned, learning_rate = carry
@@ -533,8 +531,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
-    parts = args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length
-    sample_size = max(1, KL_SAMPLE // parts)  # in sequences
+    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, learning_rate, obs_stats, environments = carry
@@ -567,8 +564,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     adapted = None if state.learning_rate is None else learning_rate
-    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
-    return state, metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:

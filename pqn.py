@@ -40,7 +40,7 @@ from common.shuffle import random_permutation
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # what --init-from cannot change
+SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # fixed by --init-from
 RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` applies the learning rate
 
 
@@ -76,7 +76,7 @@ class Args(RunArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
@@ -134,7 +134,7 @@ class Args(RunArgs):
 
 
 # Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
-# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, A the number of actions.
 class QNetwork(nn.Module):
     """Observations [B, ...] -> Q [B, A]."""
 
@@ -146,30 +146,31 @@ class QNetwork(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
-        activate = lambda x: activation(nn.LayerNorm()(x) if self.args.layer_norm else x)  # noqa: E731
+        if self.args.layer_norm:
+            activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
             height, width = x.shape[1] - 2, x.shape[2] - 2
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activate(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
+            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
         if self.args.network == "nature":
             for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = activate(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
+                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
                 self.sow("intermediates", "hidden", x)
         if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
             for channels in (16, 32, 32):
                 x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
                 for _ in range(2):
-                    y = activate(conv(channels, (3, 3), padding=1)(activate(x)))
+                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
                     self.sow("intermediates", "hidden", y)
                     x = x + conv(channels, (3, 3), padding=1)(y)
-            x = activate(x)
+            x = activation(x)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
-            x = activate(dense(size)(x))
+            x = activation(dense(size)(x))
             self.sow("intermediates", "hidden", x)
         return nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0), name="q")(x)
 
@@ -276,13 +277,12 @@ def rollout(
     return chunk, transitions, q_of(obs).max(-1), jax.lax.psum(sums.sum(0), "device")
 
 
-def compute_targets(transitions: Transition, last_value: jax.Array, gamma: float, q_lambda: float) -> jax.Array:
-    """Lambda-returns of the greedy policy (Gallici et al. 2024, section 4; Peng's Q(lambda)). -> [T, N].
+def compute_targets(t: Transition, last_value: jax.Array, gamma: float, q_lambda: float) -> jax.Array:
+    """Lambda-returns of the greedy policy (Gallici et al. 2024, section 4; Peng's Q(lambda)). -> [T, N / C].
 
     G_t = r_t + gamma (1 - terminated_t) ((1 - lambda) V(s'_t) + lambda G_{t+1}), V = max_a Q, and G_T = V(s_T). Where
     an episode was truncated, s'_t is the observation before the reset, and V(s'_t) stands for the rest of it.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         next_target, next_value = carry
@@ -340,8 +340,9 @@ def measure_update(
     args: Args, network: QNetwork, old: Learner, new: Learner, epsilon: jax.Array, sample: Sample
 ) -> dict:
     """How far the update moved the parameters and the policy, on a sample of its transitions."""
-    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch.obs)
-    old_q, q = (forward(args, network, sample.obs_stats, x.params, obs) for x in (old, new))
+    q_of = partial(forward, args, network, sample.obs_stats)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
+    old_q, q = (q_of(params, batch.obs) for params in (old.params, new.params))
     # A policy that never explores has no finite KL to another one.
     before, after = (epsilon_greedy(x, jnp.maximum(epsilon, 0.01)) for x in (old_q, q))
     kl = jax.lax.pmean(before.kl(after).mean(), "device")
@@ -408,8 +409,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/epsilon": epsilon}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
-    state = TrainState(learner, environments, next_key, state.update + 1)
-    return state, metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Array) -> TrainState:

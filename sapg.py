@@ -39,7 +39,7 @@ from common.shuffle import random_permutation
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # --init-from keeps these
+SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
@@ -79,7 +79,7 @@ class Args(RunArgs):
     num_blocks: Positive[int] = 6
     """B: parts of the environments, each with its own policy. The last one is the leader's. With 1, this is PPO."""
     num_envs: Positive[int] = 3072
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99
@@ -175,9 +175,10 @@ class Args(RunArgs):
 
 
 # Everything from here to `build` runs on one device; psum, pmean and axis_index over "device" are where devices meet.
-# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions.
+# In shapes T is num_steps, N this device's environments, C num_rollout_chunks, D the number of action dimensions, B
+# num_blocks.
 class Encoder(nn.Module):
-    """Observations [B, ...], phi of their blocks [B, PHI_SIZE] (or nothing) -> features [B, hidden_sizes[-1]]."""
+    """Observations [n, ...], phi of their blocks [n, PHI_SIZE] (or nothing) -> features [n, hidden_sizes[-1]]."""
 
     args: Args
 
@@ -214,7 +215,7 @@ class Encoder(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Observations [B, ...], their blocks int32 [B] -> action distribution, values [B]."""
+    """Observations [n, ...], their blocks int32 [n] -> action distribution, values [n]."""
 
     args: Args
     action_space: envs.Discrete | envs.Box
@@ -304,8 +305,11 @@ class Sample(NamedTuple):
     obs_stats: statistics.RunningStats
 
 
-def forward(args: Args, network: ActorCritic, obs_stats: Any, params: Any, obs: Any, block: Any, **kw) -> Any:
-    """Observations [B, ...] or their bits, blocks [B] or [] -> action distribution, values [B]. kw: of flax's apply."""
+def forward(
+    args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, block: Any, **kw
+) -> Any:
+    """Observations [n, ...] or their bits, blocks [n] or [] -> action distribution, values [n]. kw are those of flax's
+    apply."""
     obs = bits.unpack(obs)
     inputs = statistics.normalise(obs, obs_stats) if args.norm_obs else obs, jnp.broadcast_to(block, obs.shape[:1])
     return network.apply(params, *inputs, **kw)
@@ -320,7 +324,7 @@ def dist_and_value(args: Args, network: ActorCritic, by: Learner, obs: Any, bloc
 def rollout(
     args: Args, env: envs.VectorEnv, network: ActorCritic, behaviour: Learner, chunk: Environments, key: jax.Array
 ) -> tuple[Environments, Transition, jax.Array, jax.Array]:
-    """Play num_steps steps in a chunk of environments with the behaviour policies, block after block.
+    """Play num_steps steps in a chunk of environments with the behaviour policies, whose blocks lie side by side.
 
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the leader's ended episodes.
     """
@@ -337,9 +341,9 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs, block)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated,
-            final_value(block), final_value(args.leader), block,
-        )  # fmt: skip
+            *(bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
+            *(final_value(block), final_value(args.leader), block),
+        )
         leaders = out.episode._replace(done=out.episode.done & (block == args.leader))
         return (env_state, out.obs), (transition, envs.episode_sums(leaders))
 
@@ -349,13 +353,12 @@ def rollout(
     return chunk, transitions, policy(obs, block)[1], jax.lax.psum(sums.sum(0), "device")
 
 
-def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
-    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N / C].
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         advantage, next_value = carry
@@ -401,7 +404,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    explored = 0.5 * args.block_ent_coef * (1 - batch.block / max(args.leader, 1)) if args.leader else 0.0
+    explored = 0.5 * args.block_ent_coef * (1 - batch.block / args.leader) if args.leader else 0.0
     loss = policy_loss + args.vf_coef * value_loss - (args.ent_coef + explored) * entropy
     if args.bounds_coef:
         loss += args.bounds_coef * (jnp.maximum(jnp.abs(dist.mean) - 1.1, 0) ** 2).sum(-1)
@@ -453,8 +456,7 @@ def optimise(
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        params = params - learning_rate * steps
-        return (params, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         learned, learning_rate = carry
@@ -477,9 +479,10 @@ def optimise(
 def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
     """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
     previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
+    policy = partial(forward, args, network, sample.obs_stats)
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
-    policy = partial(forward, args, network, sample.obs_stats, obs=batch.obs, block=batch.block)
-    earlier, before, after = (policy(params)[0] for params in (previous, old.params, new.params))
+    inputs = batch.obs, batch.block
+    earlier, before, after = (policy(params, *inputs)[0] for params in (previous, old.params, new.params))
     metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
     update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
     return metrics | {
@@ -555,8 +558,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     adapted = None if state.learning_rate is None else learning_rate
-    state = TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted)
-    return state, metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -601,7 +603,7 @@ def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
     args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
     shapes = jax.eval_shape(init, keys)
-    policy = lambda x, obs: forward(args, network, x.obs_stats, x.params, obs, args.leader)[0]  # noqa: E731
+    policy = lambda learner, obs: dist_and_value(args, network, learner, obs, args.leader)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
     if args.evaluate:
         return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))

@@ -46,7 +46,7 @@ from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_publ
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("network",)  # what --init-from cannot change
+SAME = ("network",)  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 OF_SEARCH = (
@@ -92,7 +92,7 @@ class Args(LevelArgs):
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. The recipe: raise this and --total-timesteps, and nothing else."""
+    """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 256
     """K (T in shapes): steps of each environment per update. Episodes end within 256; with fewer, long ones are cut."""
     gamma: Fraction = 0.995
@@ -241,7 +241,7 @@ class Batch(NamedTuple):
 
 
 def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
-    """Entities [B, ...] or their bits -> action distribution, values [B]."""
+    """Entities [n, ...] or their bits -> action distribution, values [n]."""
     return network.apply(params, bits.unpack(obs))
 
 
@@ -255,10 +255,10 @@ def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array
 def rollout(
     args: Args, env: envs.LevelEnv, network: ActorCritic, params: Any, levels: jax.Array, key: jax.Array
 ) -> tuple[Transition, jax.Array, jax.Array]:
-    """num_steps steps with the behaviour policy of environments that begin anew, each on its level [N / C, bytes].
+    """Play num_steps steps in a chunk of environments with the behaviour policy, each from the start of its level.
 
-    -> transitions [T, N / C], value of the last observation [N / C], sums [2, 4] over the episodes that ended on levels
-    of the buffer and on fresh ones.
+    levels [N / C, bytes] -> transitions [T, N / C], value of the last observation [N / C], sums [2, 4] over the
+    episodes that ended on levels of the buffer and on fresh ones.
     """
     policy = partial(forward, args, network, params)
     from_buffer = jnp.arange(env.num_envs) < args.from_buffer(env.num_envs)
@@ -283,13 +283,12 @@ def rollout(
     return transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
-def compute_gae(transitions: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
-    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N].
+def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
+    """GAE (Schulman et al. 2016, eq. 16) with partial-episode bootstrapping (Pardo et al. 2018). -> [T, N / C].
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t),  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1},
     where s'_t is the observation before the reset: a truncated episode still has a future.
     """
-    t = transitions
 
     def step(carry: tuple, inputs: tuple) -> tuple:
         advantage, next_value = carry
@@ -313,9 +312,7 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
-def ppo_loss(
-    args: Args, policy: Any, params: Any, proximal: Any, batch: Batch
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict]:
     """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms.
 
     pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox, which is PPO's where proximal is
@@ -486,7 +483,7 @@ def sample_levels(args: Args, env: envs.LevelEnv, key: jax.Array, stream: jax.Ar
 def play_levels(
     args: Args, env: envs.LevelEnv, network: ActorCritic, params: Any, levels: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Plays each level [B, bytes] for learnability_steps, or for learnability_episodes side by side.
+    """Play each level [B, bytes] for learnability_steps, or for learnability_episodes side by side.
 
     -> how many of its episodes succeeded [B], how many ended [B].
     """
@@ -544,7 +541,7 @@ def no_levels(args: Args, env: envs.LevelEnv) -> Levels:
 def score_levels(
     args: Args, env: Any, network: ActorCritic, found: Found, learner: Learner, levels: Any, key: Any, index: Any
 ) -> Found:
-    """Adds batch `index` of the candidates, uint8 [C, B, bytes] on this device, to what was found before."""
+    """Add batch `index` of the candidates, uint8 [C, B, bytes] on this device, to what was found before."""
     key = jax.random.fold_in(jax.random.fold_in(key, CANDIDATES), index)
     keys = jax.random.split(jax.random.fold_in(key, jax.lax.axis_index("device")), args.num_rollout_chunks)
 
@@ -588,7 +585,7 @@ def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Ar
 
 
 def settle_search(args: Args, num_devices: int) -> Args:
-    """Fills in num_devices and search_batch, rounds num_candidates up to whole batches; refuses what does not fit."""
+    """Fill in num_devices and search_batch, round num_candidates up to whole batches; refuse what does not fit."""
     parts = args.num_rollout_chunks * num_devices
     each = args.num_envs // parts
     known = args.from_buffer(each)

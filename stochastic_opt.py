@@ -176,7 +176,7 @@ def predict_distance(args: Args, steps: np.ndarray) -> np.ndarray:
 
 
 def predict_soon(args: Args, step: int) -> float:
-    """`predict_distance` after one step; computed for a thousand steps at a time, since one takes as long."""
+    """`predict_distance` after `step` steps; computed for a thousand steps at a time, since one takes as long."""
     return _predict_block(args, step // BLOCK)[step % BLOCK]
 
 
