@@ -442,8 +442,9 @@ def recommendation(saved: Any, points: list[how_many.Point], fit: tuple[float, .
     elif not least <= size <= most:
         said.append(f"half of an update is signal at {'more' if size > most else 'fewer'} environments than were tried")
     else:
-        said.append(f"half of an update is signal at N_c = {size:,.0f} environments ({low:,.0f} to {high:,.0f})")
-        said += [f"a share of {half:g} is at {size * half / (1 - half):,.0f}"] * (half != 0.5)
+        about = lambda n: f"{float(f'{n:.2g}'):,.0f}"  # noqa: E731
+        said.append(f"half of an update is signal at N_c = {about(size)} environments ({about(low)} to {about(high)})")
+        said += [f"a share of {half:g} is at {about(size * half / (1 - half))}"] * (half != 0.5)
     here = min(points, key=lambda p: abs(p.num_envs - saved.num_envs))
     if here not in sure:
         said.append(f"at {here.num_envs:,} no gain can be told from 0: take more environments, or a smaller step")

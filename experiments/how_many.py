@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import chdtrc, stdtrit
+from scipy.special import stdtrit
 
 from common.envs import on_host
 from common.run import arguments, checkpoints, devices, memory
@@ -259,13 +259,21 @@ class Program:
 
 def critical_size(points: Sequence[Point], draws: int = 1000) -> tuple[float, float, float, float]:
     """N_c of the law fresh = own N / (N + N_c): least squares weighted by the errors, 95 % of the fits to fresh gains
-    drawn within their errors, and how probable so bad a fit is if the law holds."""
-    envs, own, fresh, error = (np.array([getattr(p, n) for p in points]) for n in ("num_envs", "own", "fresh", "error"))
+    drawn within their errors, and how probable so bad a fit is if the law holds. The errors come from a few keys each,
+    so the draws have Student's t."""
+    envs, own, fresh, error, keys = (
+        np.array([getattr(p, n) for p in points]) for n in ("num_envs", "own", "fresh", "error", "keys")
+    )
     sizes = np.append(np.geomspace(envs.min() / 100, envs.max() * 100, 400), np.inf)
     law = own * envs / (envs + sizes[:, None])
-    fit = lambda y: sizes[np.argmin((((y[..., None, :] - law) / error) ** 2).sum(-1), axis=-1)]  # noqa: E731
-    drawn = fit(fresh + error * np.random.default_rng(0).normal(size=(draws, len(points))))
-    size = float(fit(fresh))
-    misfit = (((fresh - own * envs / (envs + size)) / error) ** 2).sum()
-    low, high = map(float, np.quantile(drawn, [0.025, 0.975], method="nearest"))
-    return size, low, high, float(chdtrc(max(1, len(points) - 1), misfit))
+    noise = error * np.random.default_rng(0).standard_t(np.maximum(1, keys - 1), (draws, len(points)))
+
+    def fit(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Fresh gains [..., points] -> place in `sizes` [...], misfit [...]."""
+        misfits = (((y[..., None, :] - law) / error) ** 2).sum(-1)
+        return misfits.argmin(-1), misfits.min(-1)
+
+    best, misfit = fit(fresh)
+    low, high = np.quantile(sizes[fit(fresh + noise)[0]], [0.025, 0.975], method="nearest")
+    by_chance = fit(law[best] + noise)[1]
+    return float(sizes[best]), float(low), float(high), float(np.mean(by_chance >= misfit))

@@ -574,6 +574,31 @@ def test_the_critical_size_is_found_again():
     assert "at fewer environments than were tried" in said(signal)
 
 
+def test_the_law_is_seldom_denied_where_it_holds_though_the_errors_come_from_few_keys():
+    rng, keys, critical = np.random.default_rng(0), (16, 4, 4, 4, 4), 5000
+    sizes = 512 * 4 ** np.arange(5)
+    own = np.array([0.014, 0.010, 0.0084, 0.0082, 0.0102])
+    found = []
+    for _ in range(100):
+        gains = [
+            mean + 2.5e-4 * np.sqrt(k) * rng.normal(size=k)
+            for mean, k in zip(own * sizes / (sizes + critical), keys, strict=True)
+        ]
+        # As in how_many.single_updates: no error is below that of the judge alone.
+        errors = [max(x.std(ddof=1) / np.sqrt(len(x)), 1.25e-4) for x in gains]
+        found.append(
+            how_many.critical_size(
+                [
+                    how_many.Point(n, n, 32 * n, k, o, x.mean(), error, 0.01, 1.0)
+                    for n, k, o, x, error in zip(sizes, keys, own, gains, errors, strict=True)
+                ],
+                draws=200,
+            )
+        )
+    assert np.mean([probability < 0.01 for *_, probability in found]) <= 0.02
+    assert np.mean([low <= critical <= high for _, low, high, _ in found]) >= 0.9
+
+
 @pytest.mark.parametrize("script", ["ppo", "ppo_ewma"])
 def test_single_updates_keep_what_they_gain(tmp_path, monkeypatch, script):
     """On a bandit: from the same checkpoint, larger updates keep more of what they gain; nothing is trained further."""

@@ -88,7 +88,7 @@ def doctor():
     (climb,) = [x for name, x in read("doctor_how_many")["results"].items() if "breakout-climb" in name]
     shares = {point["num_envs"]: point["quotient"] for point in climb["points"]}
     yield f"{100 * shares[2048]:.0f} % at 2,048 environments, {100 * shares[32768]:.0f} % at 32,768"
-    yield f"N / (N + {climb['critical'][0]:,.0f})"
+    yield "N / (N + {:,.0f})".format(round(climb["critical"][0], -2))
 
 
 def inner():
