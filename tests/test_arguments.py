@@ -249,7 +249,10 @@ def test_few_updates_are_warned_of_and_gradient_steps_counted():
 
 @pytest.mark.parametrize(
     "num_envs, num_steps, size, count",
-    [(64, 32, 256, 8), (512, 32, 2048, 8), (2048, 32, 2048, 32), (300, 32, 1200, 8), (7, 1, 7, 1), (33, 1, 11, 3)],
+    [
+        *((64, 32, 256, 8), (512, 32, 2048, 8), (2048, 32, 2048, 32), (300, 32, 1200, 8), (7, 1, 7, 1), (33, 1, 11, 3)),
+        *((1000, 32, 2000, 16), (10000, 32, 2000, 160), (1001, 32, 2002, 16), (65535, 32, 2040, 1028)),
+    ],
 )
 def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs, num_steps, size, count):
     args = ppo.Args(num_envs=num_envs, num_steps=num_steps)

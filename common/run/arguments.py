@@ -395,9 +395,9 @@ def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
 def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
-    Either one fixes the other. If neither is given, the size stays and the count grows with the transitions, as the
-    scaling recipe requires; but there are at least LEAST minibatches (fewer if these do not divide the transitions into
-    multiples of `whole`).
+    Either one fixes the other. If neither is given, the size stays (or is somewhat smaller, to divide the transitions)
+    and the count grows with them, as the scaling recipe requires; but there are at least LEAST minibatches (fewer if
+    these do not divide the transitions into multiples of `whole`).
     """
     num_envs = args.base_num_envs if args.scaling else args.num_envs
     transitions, size, count = num_envs * args.num_steps, args.minibatch_size, args.num_minibatches
@@ -413,11 +413,13 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
         least = next(count for count in divide if transitions // count > 1 or count == 1)
         if size is None:
             size = min(default_size, transitions // least)
-            if size % whole:  # the next smaller one of whole sequences
+            if size % whole or transitions % size:  # the next smaller one that fits, of whole sequences
                 sequences = transitions // whole  # a minibatch of one, if these are longer than default_size
-                size = transitions // next(
+                fits = transitions // next(
                     (c for c in divisors(sequences) if c * default_size >= transitions), sequences
                 )
+                if size % whole or 2 * fits > size:  # far smaller ones nobody has asked for
+                    size = fits
         _divides_transitions("--minibatch-size", size, transitions)
         count = transitions // size
     _divides_transitions("--num-minibatches", count, transitions)
