@@ -121,7 +121,8 @@ def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
 
 
 def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
-    """Unbiased |G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1).
+    """|G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1), unbiased
+    for independent transitions.
 
     small, big: [], mean squared norms of gradients over small_size and over big_size transitions.
     """
