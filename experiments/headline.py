@@ -115,6 +115,9 @@ class Interval(NamedTuple):
 
 
 def interval(values: list[float]) -> Interval:
+    """None of what is not known of every seed."""
+    if not np.isfinite(values).all():
+        return Interval(float(np.nanmean(values)), np.nan, np.nan)
     mean, width = plots.mean_and_ci(np.asarray(values, float))
     return Interval(*map(float, (mean, mean - width, mean + width)))
 

@@ -470,6 +470,14 @@ def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, m
     assert written.keys() == stored.keys() and written["commands"].keys() == stored["commands"].keys()
     run = next(iter(written["commands"].values()))
     assert run.startswith("python ppo.py --env-id") and "--runs-dir runs/headline" in run
+    # Returns rise by 100 over 25.2M steps, so the last tenth says how many steps a run was taken to have.
+    ends = written.get("return, last tenth") or {g: written[g]["return, last tenth"] for g in ("Breakout", "Asterix")}
+    short = {"resumed": 4.2}.get(name, 8.4)  # million steps of what is not on Breakout
+    for of, found in ends.items():
+        steps = 25.2 if name == "headline" else short if of.startswith(("SpaceInvaders", "Asterix")) else 12.6
+        for arm, seeds in found.items() if isinstance(found, dict) else [(of, found)]:
+            late = 97.5 if (name, arm) == ("stuck", "unchanged") else 95 * steps / 25.2  # it began at the half
+            assert seeds == pytest.approx([late] * len(seeds), abs=0.1)
 
 
 def test_an_experiment_says_what_it_would_run(monkeypatch, capsys, tmp_path):
@@ -582,6 +590,45 @@ def test_a_hundred_million_steps_are_judged(growth, outcomes):
     assert list(found["outcomes"].values()) == outcomes
     refuted, held = "does not hold" in outcomes, outcomes == ["holds"] * 3
     assert found["hypothesis"] == ("does not hold" if refuted else "holds" if held else "not enough data")
+
+
+def windows(third, fourth, late, s=0.0):
+    """Returns in these parts of the steps, from .5 to .75 to .9 to the end, and 99 before, which must not count."""
+    x = np.linspace(0, 100_663_296, 4001)[1:]
+    part = x / x[-1]
+    returns = np.select([part <= 0.5, part <= 0.75, part <= 0.9], [99.0, third, fourth * (1 + s)], late * (1 + s))
+    return headline.Curve(x, returns, x, x, x)
+
+
+@pytest.mark.parametrize(
+    "small, large, outcomes",
+    [
+        # The last quarter is (.15 x the fourth + .1 x the last) / .25.
+        ((10, 10.4, 10.4), (10, 11, 11.9), ["holds", "holds", "holds"]),
+        ((10, 10.6, 10.6), (10, 12, 12), ["does not hold", "holds", "holds"]),
+        ((10, 9.6, 9.6), (10, 9.7, 10.9), ["holds", "holds", "holds"]),
+        ((10, 9.4, 9.4), (10, 9.7, 10.9), ["does not hold", "holds", "holds"]),
+        ((10, 8, 13), (10, 10.1, 14.2), ["holds", "holds", "does not hold"]),
+        ((10, 8, 13), (10, 10.1, 14.4), ["holds", "holds", "holds"]),
+        ((10, 10.4, 10.4), (10, 10.3, 11.5), ["holds", "holds", "holds"]),
+        ((10, 10.4, 10.4), (10, 9.5, 11.5), ["holds", "does not hold", "holds"]),
+    ],
+)
+def test_a_hundred_million_steps_are_judged_by_their_windows_and_margins(small, large, outcomes):
+    spread = 0.0002 * np.arange(-2, 3)
+    found = longer.judge({64: [windows(*small, s) for s in spread], 4096: [windows(*large, s) for s in spread]})
+    assert list(found["outcomes"].values()) == outcomes
+    assert found["mean"][64].mean == pytest.approx(small[2], rel=1e-3)
+    estimate, low, high = found["return, 4096 environments less 1.1 × that of 64"]
+    ours = stats.ttest_ind(found["return, last tenth"][4096], 1.1 * found["return, last tenth"][64], equal_var=False)
+    interval = ours.confidence_interval(0.95)
+    assert (low, high) == pytest.approx((interval.low, interval.high)) and estimate == pytest.approx((low + high) / 2)
+
+
+def test_what_is_not_known_of_every_seed_has_no_interval():
+    assert np.isfinite(headline.interval([1.0, 2.0, 3.0])).all()
+    mean, low, high = headline.interval([1.0, 2.0, np.nan])
+    assert mean == 1.5 and np.isnan([low, high]).all()
 
 
 def test_a_hundred_million_steps_have_the_minibatches_of_the_defaults():
