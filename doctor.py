@@ -361,7 +361,8 @@ def compare(args: Args, run: str, folder: Path, cells: dict, chosen: dict[str, l
             shown = f"{np.nanmean(o.returns):10.4g}" if np.isfinite(o.returns).any() else "         -"
             against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}" if np.isfinite(o.width) else ""
             if o.lever != "control" and not against:
-                against = f"{o.difference:+9.3g} (one seed)" if np.isfinite(o.difference) else "not finished"
+                of = f"{np.isfinite(o.returns).sum()} of {len(o.returns)} seeds" if len(o.returns) > 1 else "one seed"
+                against = f"{o.difference:+9.3g} ({of})" if np.isfinite(o.difference) else "not finished"
             print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
     out = folder.parent / ("levers_from_scratch.png" if args.fresh else "levers.png")
     try:

@@ -120,7 +120,8 @@ def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outc
 
 
 def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tuple[float, float]:
-    """Mean difference from the control, and half of its t-interval. [seeds] -> difference, width."""
+    """Mean difference from the control, and half of its t-interval, which there is only if all seeds have ended well:
+    those that are left are no sample. [seeds] -> difference, width."""
     from scipy.special import stdtrit
 
     differences = values - per_seed["control"]
@@ -128,5 +129,6 @@ def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tu
     n, levers = len(differences), max(1, len(per_seed) - 1)
     if n == 0 or name == "control":
         return (0.0 if name == "control" else np.nan), np.nan
-    error = differences.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
-    return float(differences.mean()), float(stdtrit(n - 1, 1 - 0.025 / levers) * error) if n > 1 else np.nan
+    known = 1 < n == len(values)
+    error = differences.std(ddof=1) / np.sqrt(n) if known else np.nan
+    return float(differences.mean()), float(stdtrit(n - 1, 1 - 0.025 / levers) * error) if known else np.nan

@@ -735,6 +735,15 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
     assert names("runs/x@7") == names("/somewhere/runs/x@7") and not names("runs/x@7") & names("runs/x@8")
 
 
+def test_what_the_doctor_says_of_the_cases_is_counted(monkeypatch):
+    cases = {"up": doctor_cases.Case("climbing", "ppo", ""), "far": doctor_cases.Case("step", "ppo", "")}
+    monkeypatch.setattr(doctor_cases, "CASES", cases)
+    found = {"up": ["climbing"] * 7 + ["settled", "settled", "step"], "far": ["step", "no gain"]}
+    *lines, last = doctor_cases.summary(found)
+    assert last == "right: 8 of 12; false alarms: 1 of 10 seeds without a fault"
+    assert lines[1].split() == ["far", "step", "1", "step,", "1", "no", "gain"]
+
+
 def test_outcomes_are_differences_seed_by_seed(tmp_path):
     """Seeds differ by 10, the lever adds 1: unpaired nobody would see it."""
     args = ppo.Args(num_envs=64, minibatch_size=256)
@@ -750,7 +759,12 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     found = {o.lever: o for o in levers.outcomes(tmp_path, cells)}
     assert found["eps"].difference == pytest.approx(1, abs=0.3) and found["eps"].found == "lifts"
     assert found["lr"].found == "undecided" and np.isnan(found["lr"].returns[3])
-    assert np.isnan(found["control"].width)
+    assert np.isnan(found["control"].width) and np.isnan(found["lr"].width)
+
+
+def test_a_lever_that_loses_seeds_is_not_said_to_lift_the_others():
+    difference, width = levers.paired(np.array([4.0, 5, 4, np.nan]), {"control": np.array([0.1, 0.2, 0, 0])}, "lr")
+    assert difference == pytest.approx(12.7 / 3) and np.isnan(width)
 
 
 def test_the_intervals_of_all_levers_hold_together():

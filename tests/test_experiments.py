@@ -440,6 +440,30 @@ def test_rates_follow_the_kl_and_the_budget():
     assert float(choose((), args.num_updates / 4).learning_rate) == pytest.approx(0.75e-3)
 
 
+def test_a_controller_is_compared_with_the_best_fixed_com_at_the_shortest_run_that_has_the_budget():
+    """Returns rise by 1 per update from 0, but for those of COM 64 in the long run, which stay at 10."""
+    x = np.arange(100.0)[:, None] + np.arange(3)
+    runs = {"fixed COM 8": {100: {"return": x / 2}, 400: {"return": x / 4}}}
+    runs["fixed COM 64"] = {100: {"return": x}, 400: {"return": 0 * x + 10}}
+    runs["auto"] = {100: {"return": 0.9 * x}, 400: {"return": x}}
+    found = controllers.judge(controllers.Task("", (50, 100, 200), -1.0, (8.0, 64.0)), runs)
+    assert [found[budget]["best fixed"] for budget in ("50", "100", "200")] == [
+        "fixed COM 64",
+        "fixed COM 64",
+        "fixed COM 8",
+    ]
+    # The last tenth of the first half of 100 updates: 45 to 49, of 200 of 400 steps likewise.
+    assert found["50"]["per seed"]["fixed COM 64"] == pytest.approx([47, 48, 49])
+    assert found["100"]["per seed"]["auto"] == pytest.approx([0.9 * 94.5, 0.9 * 95.5, 0.9 * 96.5])
+    assert found["200"]["per seed"]["auto"] == pytest.approx([47, 48, 49])
+    assert found["50"][controllers.SHARE] == pytest.approx((0.9 * 48 + 1) / (48 + 1))
+    assert [found[budget]["within 5 %"] for budget in ("50", "100", "200")] == [False, False, True]
+    near = {"fixed COM 8": {100: {"return": x}}, "auto": {100: {"return": 0.9496 * x}}}
+    assert controllers.judge(controllers.Task("", (100,), -1.0, (8.0,)), near)["100"]["within 5 %"]  # from -1
+    near["auto"] = {100: {"return": 0.949 * x}}
+    assert not controllers.judge(controllers.Task("", (100,), -1.0, (8.0,)), near)["100"]["within 5 %"]
+
+
 def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
     runs, a = exploration.cells(), paper_a_runs
     assert runs["com", 8.0, False] == a.com_cells(a.PRESETS["breakout"])[8.0]
