@@ -479,11 +479,11 @@ def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
     assert ppo.Args().ent_coef == ppo_ewma.Args().ent_coef == 0.01
 
 
-@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip])
+@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip, longer])
 def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, monkeypatch, tmp_path):
     name = experiment.__name__.removeprefix("experiments.")
     monkeypatch.setattr(headline, "made", lambda *_: True)
-    x = np.linspace(0, headline.STEPS, 1025)[1:]
+    x = np.linspace(0, longer.STEPS if experiment is longer else headline.STEPS, 1025)[1:]
     of_any = headline.Curve(x, 100 * x / x[-1], *np.full((6, 1024), 0.5))
     monkeypatch.setattr(headline, "curve", lambda run: of_any)
     monkeypatch.chdir(tmp_path)
@@ -500,9 +500,10 @@ def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, m
     assert run.startswith("python ppo.py --env-id") and "--runs-dir runs/headline" in run
     # Returns rise by 100 over 25.2M steps, so the last tenth says how many steps a run was taken to have.
     ends = written.get("return, last tenth") or {g: written[g]["return, last tenth"] for g in ("Breakout", "Asterix")}
+    whole = ("headline", "longer")  # whose last tenth is that of all these steps
     short = {"resumed": 4.2}.get(name, 8.4)  # million steps of what is not on Breakout
     for of, found in ends.items():
-        steps = 25.2 if name == "headline" else short if of.startswith(("SpaceInvaders", "Asterix")) else 12.6
+        steps = 25.2 if name in whole else short if of.startswith(("SpaceInvaders", "Asterix")) else 12.6
         for arm, seeds in found.items() if isinstance(found, dict) else [(of, found)]:
             late = 97.5 if (name, arm) == ("stuck", "unchanged") else 95 * steps / 25.2  # it began at the half
             assert seeds == pytest.approx([late] * len(seeds), abs=0.1)
