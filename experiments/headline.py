@@ -115,7 +115,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: list[float]) -> Interval:
-    """None of what is not known of every seed."""
+    """The mean alone where a seed has no value: those that are left are no sample."""
     if not np.isfinite(values).all():
         return Interval(float(np.nanmean(values)), np.nan, np.nan)
     mean, width = plots.mean_and_ci(np.asarray(values, float))

@@ -78,7 +78,7 @@ def judge(curves: Mapping[int, Sequence[Curve]]) -> dict[str, Any]:
     }
 
 
-def made(folder: Path, *runs: Sequence[grid.Cell]) -> dict[str, list[str]]:
+def origins(folder: Path, *runs: Sequence[grid.Cell]) -> dict[str, list[str]]:
     """When the runs were started, the first and the last of them, and of which commits they are."""
     saved = [folder / run.name / "args.json" for run in itertools.chain(*runs)]
     said = [json.loads(file.read_text()) for file in saved if file.exists()]
@@ -122,7 +122,7 @@ def main(args: headline.Args) -> None:
         return
     found = judge(headline.curves(args, runs))
     print(json.dumps({"hypothesis": found["hypothesis"]} | found["outcomes"], indent=1))
-    how = results.facts("longer", "## A hundred million steps") | {"runs": made(args.runs_dir, *runs.values())}
+    how = results.facts("longer", "## A hundred million steps") | {"runs": origins(args.runs_dir, *runs.values())}
     draw(found["curves"], headline.write(args, "longer", how, {str(n): of for n, of in runs.items()}, found))
 
 
