@@ -40,7 +40,7 @@ ARMS = {  # of the smallest size, for half of the steps
 
 def cell(num_envs: int, seed: int, steps: int = STEPS, script: str = "ppo", **changed: Any) -> grid.Cell:
     """One run of one seed, with minibatches of MINIBATCH unless `changed` says otherwise."""
-    updates = steps // (num_envs * NUM_STEPS)
+    updates = steps // (num_envs * changed.get("num_steps", NUM_STEPS))
     flags = {"env_id": "Breakout-MinAtar", "sticky_actions": 0.1, "num_envs": num_envs, "total_timesteps": steps}
     flags |= {
         "seed": seed,

@@ -1,7 +1,6 @@
 """Draws experiments: panels of curves, points or dots over seeds, and heat maps. What they show is the caption; what
 they mean is for the page that shows them."""
 
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common.run.plots import COLOURS, mean_and_ci
+from common.run import plots
+from common.run.plots import FEW, mean_and_ci
 
-FEW = 5  # seeds of which an interval says little
 COLUMNS = 3  # panels in a row: more would not be legible on a page
 SMALLEST = 1e-6  # on a logarithmic axis; what is below is float32's rounding
 MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
@@ -94,25 +93,11 @@ def described(what: Picture | HeatMap) -> str:
     return what.shows.replace(MEAN, MEDIAN if few else mean)
 
 
-def _colours(labels: Sequence[str]) -> dict[str, Any]:
-    """A colour for each label. If they differ in numbers only, which rise together, they are steps of one scale."""
-    from matplotlib import colormaps
-
-    number = r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
-    values = {label: [float(x.replace(",", "")) for x in re.findall(number, label)] for label in labels}
-    ordered = sorted(labels, key=lambda label: values[label])
-    same = len({re.sub(number, "#", label) for label in labels}) == 1 and len(labels) > 2
-    rising = same and all(list(column) == sorted(column) for column in zip(*(values[x] for x in ordered), strict=True))
-    if not rising or not values[labels[0]]:
-        return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-    return {label: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, label in enumerate(ordered)}
-
-
 def _draw_panels(figure: Any, picture: Picture) -> None:
     from matplotlib.ticker import EngFormatter, NullLocator
 
     labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
-    colours = _colours(list(dict.fromkeys([*picture.palette, *(x for x in labels if not _is_theory(picture, x))])))
+    colours = plots.colours(list(dict.fromkeys([*picture.palette, *(x for x in labels if not _is_theory(picture, x))])))
     first = None
     rows, columns = _grid(picture)
     heights = [0.25 + 0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
