@@ -12,6 +12,7 @@ import scipy.stats
 from conftest import read, write_run
 
 import figures
+from common.run import plots
 from experiments import grid, paper_b, pictures, scores, visited
 from experiments.data import Data
 from experiments.paper_b_runs import PRESETS
@@ -531,15 +532,15 @@ def test_intervals_at_one_place_are_drawn_side_by_side(log_x):
 
 
 def test_numbers_that_are_steps_of_one_scale_get_colours_in_order():
-    found = pictures._colours(["--com 4,096", "--com 8", "--com 64"])
+    found = plots.colours(["--com 4,096", "--com 8", "--com 64"])
     light = {label: sum(colour[:3]) for label, colour in found.items()}
     assert light["--com 8"] < light["--com 64"] < light["--com 4,096"]
-    both = pictures._colours(["N 64: 4,096", "N 16: 1,024", "N 256: 16,384"])  # two numbers that rise together
+    both = plots.colours(["N 64: 4,096", "N 16: 1,024", "N 256: 16,384"])  # two numbers that rise together
     assert list(both) == ["N 16: 1,024", "N 64: 4,096", "N 256: 16,384"] and list(both.values()) == list(found.values())
-    apart = pictures._colours(["N 64, K 4", "N 16, K 16", "N 8, K 32"])
-    assert set(apart.values()) <= set(pictures.COLOURS)
-    two = pictures._colours(["PPO", "PQN", "N 64, K 4"])
-    assert list(two.values()) == list(pictures.COLOURS[:3])
+    apart = plots.colours(["N 64, K 4", "N 16, K 16", "N 8, K 32"])
+    assert set(apart.values()) <= set(plots.COLOURS)
+    two = plots.colours(["PPO", "PQN", "N 64, K 4"])
+    assert list(two.values()) == list(plots.COLOURS[:3])
 
 
 # What is visited

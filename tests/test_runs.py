@@ -1278,24 +1278,47 @@ def test_a_title_says_what_is_drawn_of_how_many_seeds():
         return plots._title([record], lines)
 
     assert title(1) == title(2, 3) == "ppo on Toy-v0"
-    assert title(2) == "ppo on Toy-v0, mean and both of 2 seeds"
-    assert title(5) == "ppo on Toy-v0, mean and 95 % interval of 5 seeds"
+    assert title(5) == "ppo on Toy-v0, median and each of 5 seeds"
+    assert title(6) == "ppo on Toy-v0, mean and 95 % interval of 6 seeds"
+
+
+def drawn(key, *values):
+    """The axes on which two lines with these values, one per seed, have been drawn."""
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    lines = [{"global_step": step, key: list(values), "eval/episodic_return": list(values)} for step in (1, 2)]
+    plots._draw_run(axes, lines, key, 0, 1, "black", "x")
+    return axes
 
 
 def test_an_interval_of_a_kl_is_never_below_0():
     """The mean of 0.001, 0.01 and 0.1 is 0.01 on a logarithmic axis. A KL of 0 has no place there."""
-    from matplotlib.figure import Figure
+    for values in ([1e-3, 0.01, 0.1] * 2, [1e-3, 0.0, 0.01, 0.1] * 2):
+        axes = drawn("outer/kl", *values)
+        (mean,), (band,) = axes.lines, axes.collections
+        np.testing.assert_allclose(mean.get_ydata(), 0.01)
+        assert 0 < band.get_paths()[0].vertices[:, 1].min() < 0.01
 
-    for values, mean in (([1e-3, 0.01, 0.1], 0.01), ([1e-3, 0.0, 0.01, 0.1], 0.01), ([1e-3, 0.1], 0.01)):
-        axes = Figure().add_subplot()
-        lines = [{"global_step": step, "outer/kl": values} for step in (1, 2)]
-        plots._draw_run(axes, lines, "outer/kl", 0, 1, "black", "x")
-        np.testing.assert_allclose(axes.lines[0].get_ydata(), mean)
-        if len(values) == 2:  # no interval: both seeds
-            assert not axes.collections and [line.get_ydata()[0] for line in axes.lines[1:]] == pytest.approx(values)
-        else:
-            (band,) = axes.collections
-            assert 0 < band.get_paths()[0].vertices[:, 1].min() < mean
+
+@pytest.mark.parametrize(
+    "key,values,median",
+    [
+        ("charts/episodic_return", [5.0, 1.0, 30.0], 5.0),
+        ("charts/episodic_return", [5.0, None, 1.0, 30.0], 5.0),
+        ("outer/kl", [1e-3, 0.1], 0.01),  # half-way on a logarithmic axis
+        ("outer/kl", [1e-3, 0.0, 0.1], 0.01),
+        ("charts/episodic_return", [7.0], 7.0),
+    ],
+)
+def test_of_few_seeds_each_is_drawn_and_their_median(key, values, median):
+    axes = drawn(key, *values)
+    evaluations = sum(line.get_marker() == "o" for line in axes.lines)
+    *seeds, middle = (line.get_ydata()[0] for line in axes.lines if line.get_marker() != "o")
+    assert not axes.collections and middle == pytest.approx(median)
+    positive = [value or np.nan for value in values]
+    assert seeds == pytest.approx(positive if len(values) > 1 else [], nan_ok=True)
+    assert evaluations == (len(values) if key == "charts/episodic_return" else 0)
 
 
 def test_draw_makes_a_picture(tmp_path):
@@ -1303,6 +1326,7 @@ def test_draw_makes_a_picture(tmp_path):
     records = [json.loads((path / "args.json").read_text()) for path in paths]
     assert plots.labels(records, paths) == ["hidden_sizes = [64, 64]", "hidden_sizes = [8, 8]"]
     assert plots.labels([records[0]] * 2, paths) == ["a", "bb"]
+    assert plots.labels([records[0]] * 2, ["x/a", "y/a"]) == ["x/a", "y/a"]
     other = {**records[0], "args": {**records[0]["args"], "learning_rate": 0.3, "seed": 5}}
     three = plots.labels([*records, other], [*paths, "c"])
     assert three == [f"learning_rate = {rate}" for rate in (0.1, 0.05, 0.3)]

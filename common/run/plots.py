@@ -8,6 +8,7 @@ draws several runs in one picture, labelled by the flags in which they differ. A
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ AXIS_LABELS = {
 LOGARITHMIC = ("outer/kl", "outer/ddr")
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+FEW = 5  # seeds of which an interval says little
 LONGEST_LABEL = 60  # characters
 # Flags that say how a run was made, not what it is.
 BOOKKEEPING = {
@@ -177,8 +179,8 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[str]:
-    """Label each run with the fewest flags that tell all runs apart, or else with its folder's name. `records` are the
-    runs' args.json."""
+    """Label each run with the fewest flags that tell all runs apart, or else with its folder's name or path. `records`
+    are the runs' args.json."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in BOOKKEEPING]
     differing = [name for name in [*names, "seed"] if any(f.get(name) != flags[0].get(name) for f in flags)]
@@ -191,7 +193,8 @@ def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[st
         chosen.append(max(differing, key=lambda name: told_apart([*chosen, name])))  # in a tie the first
     found = [", ".join(f"{name} = {_short(f.get(name))}" for name in chosen) for f in flags]
     fits = len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL
-    return found if fits else [Path(run).name for run in runs]
+    folders = [Path(run).name for run in runs]
+    return found if fits else folders if len(set(folders)) == len(runs) else list(map(str, runs))
 
 
 def _short(value: Any) -> str:
@@ -205,15 +208,17 @@ def draw(
     title: str | None = None,
     smooth: int | None = None,
 ) -> bool:
-    """Draw `keys` of the runs against environment steps into the picture file `out`: one panel per key, one line per
-    run, the mean over its seeds with the 95 % interval shaded. The running mean is over `smooth` lines; None takes
-    about a fiftieth of the run. Return False and make no picture if there is nothing to draw."""
+    """Draw `keys` of the runs against environment steps into the picture file `out`: one panel per key, and for each
+    run the median and thin lines of up to FEW seeds, of more the mean with the 95 % interval shaded. The running mean
+    is over `smooth` lines; None takes about a fiftieth of the run. Return False and make no picture if there is nothing
+    to draw."""
     import matplotlib
     from matplotlib.figure import Figure
 
     lines = [read_lines(run) for run in runs]
     records = [read_record(Path(run), "run") for run in runs]
     names = labels(records, runs) if len(runs) > 1 else [""]
+    by_name = colours(names)
     keys = [key for key in keys or _panels(lines) if _has(lines, key)]
     if not keys:
         return False
@@ -227,10 +232,8 @@ def draw(
         figure = Figure(figsize=(width * columns, 3.6 * rows + 0.4), layout="constrained")
         for place, key in enumerate(keys, 1):
             axes = figure.add_subplot(rows, columns, place)
-            for index, (record, own) in enumerate(zip(records, lines, strict=True)):
-                _draw_run(
-                    axes, own, key, record.get("steps_before") or 0, smooth, COLOURS[index % len(COLOURS)], names[index]
-                )
+            for record, own, name in zip(records, lines, names, strict=True):
+                _draw_run(axes, own, key, record.get("steps_before") or 0, smooth, by_name[name], name)
             many = records[0]["args"].get("num_seeds", 1) > 1
             unit = "environment steps" if any("env_id" in record["args"] for record in records) else "steps"
             _finish_axes(axes, key, f"{unit} (per seed)" if many else unit, smooth)
@@ -242,6 +245,20 @@ def draw(
         figure.suptitle(title or _title(records, lines), fontsize=12, parse_math=False)
         figure.savefig(out, dpi=150)
     return True
+
+
+def colours(names: Sequence[str]) -> dict[str, Any]:
+    """A colour for each name. If they differ in numbers only, which rise together, they are steps of one scale."""
+    from matplotlib import colormaps
+
+    number = r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
+    values = {name: [float(x.replace(",", "")) for x in re.findall(number, name)] for name in names}
+    ordered = sorted(names, key=lambda name: values[name])
+    same = len({re.sub(number, "#", name) for name in names}) == 1 and len(names) > 2
+    rising = same and all(list(column) == sorted(column) for column in zip(*(values[x] for x in ordered), strict=True))
+    if not rising or not values[names[0]]:
+        return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    return {name: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, name in enumerate(ordered)}
 
 
 def _has(lines: list[list[dict[str, Any]]], key: str) -> bool:
@@ -256,28 +273,30 @@ def _panels(lines: list[list[dict[str, Any]]]) -> list[str]:
 
 
 def _draw_run(
-    axes: Any, lines: list[dict[str, Any]], key: str, begin: int, smooth: int, colour: str, label: str
+    axes: Any, lines: list[dict[str, Any]], key: str, begin: int, smooth: int, colour: Any, label: str
 ) -> None:
     """Draw a run's line and any evaluations of the key as circles. begin: the step at which it was branched off."""
     steps, values = series(lines, key)
+    few = values.shape[1] <= FEW
     if len(steps):
         # Of logarithms where the axis is one of them: an interval of a KL is then never below 0.
-        on_log = key in LOGARITHMIC
-        smoothed = running_mean(np.log(np.where(values > 0, values, np.nan)) if on_log else values, smooth)
-        mean, width = mean_and_ci(smoothed)
-        mean, low, high = (np.exp(x) if on_log else x for x in (mean, mean - width, mean + width))
-        steps = steps + begin
-        if smooth > 1 and values.shape[1] == 1:
-            axes.plot(steps, values[:, 0], color=colour, linewidth=0.7, alpha=0.25)
-        axes.plot(steps, mean, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
-        if values.shape[1] == 2:  # whose interval would be 12.7 standard errors
-            axes.plot(steps, np.exp(smoothed) if on_log else smoothed, color=colour, linewidth=0.7, alpha=0.5)
-        if values.shape[1] > 2:
-            axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        back = np.exp if key in LOGARITHMIC else np.asarray
+        logs = np.log(np.where(values > 0, values, np.nan)) if key in LOGARITHMIC else values
+        smoothed, steps = running_mean(logs, smooth), steps + begin
+        middle, width = mean_and_ci(smoothed)
+        if not few:
+            axes.fill_between(steps, back(middle - width), back(middle + width), color=colour, alpha=0.18, linewidth=0)
+        elif values.shape[1] > 1:
+            middle = np.ma.median(np.ma.masked_invalid(smoothed), axis=1).filled(np.nan)
+            axes.plot(steps, back(smoothed), color=colour, linewidth=0.7, alpha=0.5)
+        elif smooth > 1:
+            axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.25)
+        marker = "o" if len(steps) == 1 else None
+        axes.plot(steps, back(middle), color=colour, linewidth=1.7, label=label, marker=marker)
     steps, values = series(lines, EVALUATION.get(key, ""))
     if len(steps):
-        mean, width = mean_and_ci(values)
-        axes.errorbar(steps + begin, mean, np.nan_to_num(width), fmt="o", mfc="white", color=colour, markersize=5)
+        for middle, width in [(seed, None) for seed in values.T] if few else [mean_and_ci(values)]:
+            axes.errorbar(steps + begin, middle, width, fmt="o", mfc="white", color=colour, markersize=5)
 
 
 def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
@@ -313,10 +332,11 @@ def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> 
     envs = dict.fromkeys(record["args"]["env_id"] for record in records if "env_id" in record["args"])
     text = ", ".join(dict.fromkeys(record["script"] for record in records))
     text += f" on {', '.join(envs)}" if envs else ""
-    seeds = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
-    if len(seeds) > 1 or max(seeds) < 2:
+    counts = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
+    if len(counts) > 1 or max(counts) < 2:
         return text
-    return f"{text}, mean and {'both' if seeds == {2} else '95 % interval'} of {seeds.pop()} seeds"
+    (seeds,) = counts
+    return f"{text}, {'median and each' if seeds <= FEW else 'mean and 95 % interval'} of {seeds} seeds"
 
 
 def main(
