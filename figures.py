@@ -22,6 +22,7 @@ import re
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,12 +60,23 @@ PRESETS = {  # sfl and hands are in paper A, exploration_rnd in paper B
 }
 PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
 ON_CPUS = ("laptop", "breakout", "atari-mini", "long")  # presets
+POOLED = "8"  # a figure of the runs of others
 PARTS = {
     paper_a: "paper A, PPO and gradient descent",
     sfl: "paper A, SFL",
     hands: "paper A, SAPG",
     paper_b: "paper B",
     exploration_rnd: "paper B, RND",
+}
+
+RULES = {  # what was fixed before the runs: headings of experiments/PREREGISTERED.md, by paper and preset, or by figure
+    (paper_a, "laptop"): "## Paper A's figures on Pendulum, again",
+    (paper_a, "breakout"): "## Paper A's figures on Breakout with sticky actions",
+    (hands, "laptop"): "## Figure 10 on a toy",
+    (paper_b, "laptop"): "## The figures of paper B on MinAtar",
+    (paper_b, "long"): "## Figures B1b, B1c and BN with ten times the steps",
+    (exploration_rnd, "laptop"): "## Hard exploration",
+    "B8": "## Figure B8 on a laptop",
 }
 
 
@@ -208,6 +220,13 @@ def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
     return FIGURES[name].cells(presets_of(name)[preset])
 
 
+def rules_of(name: str, preset: str) -> list[str]:
+    """Returns the heading of the rules that were fixed before a figure's runs. Noisy gradient descent has none."""
+    if all(cell.script == "stochastic_opt" for cell in cells_of(name, preset).values()):
+        return []
+    return [found for found in [RULES.get(name) or RULES.get((PAPERS[name], preset))] if found]
+
+
 def default_jobs(preset: str) -> int:
     return grid.cores() if preset in ON_CPUS else 1
 
@@ -253,6 +272,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "command": shlex.join(replace(args, figures=(name,)).again()),
         "claim": figure.claim,
         "verdict": found,
+        **results.committed(*rules_of(name, args.preset)),
         "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
@@ -309,9 +329,10 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
 
 def tally(preset: str, folder: Path) -> str:
     """Returns a table of how many claims have which verdict. Figures that check the same claim on the same runs count
-    once, by what their checks say together."""
+    once, by what their checks say together. Figures that share a run are one set."""
     verdicts = (*OUTCOMES, "not run")
-    rows = ["| | figures | claims | " + " | ".join(verdicts) + " |", "|---" * (3 + len(verdicts)) + "|"]
+    head = ["", "figures", "claims", *verdicts, "sets of runs", "sets with a claim that holds"]
+    rows = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|"]
     for paper, label in PARTS.items():
         figures = {name: figure for name, figure in paper.FIGURES.items() if preset in presets_of(name)}
         if not figures:
@@ -319,10 +340,26 @@ def tally(preset: str, folder: Path) -> str:
         claims: dict[str, list[Outcome]] = {}
         for name, figure in figures.items():
             claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, folder)]))
-        counts = Counter(together(found) if found else "not run" for found in claims.values())
-        cells = [label, len(figures), len(claims), *(counts[found] for found in verdicts)]
+        found = {name: together(outcomes) if outcomes else "not run" for name, outcomes in claims.items()}
+        counts, sets = Counter(found.values()), sets_of_runs(list(figures), preset)
+        hold = sum(any(found.get(name) == "holds" for name in names) for names in sets)
+        cells = [label, len(figures), len(claims), *(counts[outcome] for outcome in verdicts), len(sets), hold]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
+
+
+def sets_of_runs(names: Sequence[str], preset: str) -> list[set[str]]:
+    """Returns the figures in sets, of which no two share a run; without figure 8, whose runs are those of others."""
+    found: list[tuple[set[str], set[str]]] = []  # figures, and the names of their runs
+    for name in names:
+        if name == POOLED:
+            continue
+        figures, runs = {name}, {cell.name for cell in grid.with_sources(list(cells_of(name, preset).values()))}
+        for other in [one for one in found if one[1] & runs]:
+            found.remove(other)
+            figures, runs = figures | other[0], runs | other[1]
+        found.append((figures, runs))
+    return [figures for figures, _ in found]
 
 
 def verdict_of(name: str, preset: str, folder: Path) -> Outcome | None:

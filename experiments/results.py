@@ -13,13 +13,28 @@ import numpy as np
 from benchmarks.report import git
 from common.run import devices, folder
 
+RULES = "experiments/PREREGISTERED.md"
 
-def facts(module: str, *rules: str) -> dict[str, Any]:
-    """How a result was made. rules: the headings of what was fixed before in experiments/PREREGISTERED.md."""
-    committed = {title: git("log", "--format=%H", "-S", title, "--", "experiments/PREREGISTERED.md") for title in rules}
+
+def facts(module: str, *headings: str) -> dict[str, Any]:
+    """How a result was made. headings: of its rules in RULES."""
     command = shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
     where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
-    return {"command": command, "date": f"{datetime.date.today()}"} | where | {"rules were committed in": committed}
+    return {"command": command, "date": f"{datetime.date.today()}"} | where | committed(*headings)
+
+
+def committed(*headings: str, until: str = "HEAD") -> dict[str, Any]:
+    """The commits that wrote or changed these sections of RULES, the oldest first."""
+
+    def sections(commit: str) -> list[list[str]]:
+        parts = [f"## {part}" for part in git("show", f"{commit}:{RULES}").split("\n## ")]
+        return [next((part.split() for part in parts if part.startswith(heading)), []) for heading in headings]
+
+    found: dict[str, list[str]] = {heading: [] for heading in headings}
+    for commit in git("log", "--reverse", "--no-merges", "--format=%H", until, "--", RULES).split():
+        for heading, old, new in zip(headings, sections(f"{commit}^"), sections(commit), strict=True):
+            found[heading] += [commit] * (old != new)
+    return {"rules were committed in": found}
 
 
 def write(out: Path, value: dict[str, Any]) -> None:

@@ -693,12 +693,36 @@ def test_a_claim_that_two_figures_check_on_the_same_runs_counts_once(tmp_path):
     a, levels, blocks, b, rnd = rows(figures.tally("laptop", tmp_path)).values()
     assert a == {
         "figures": 20, "claims": 15, "holds": 1, "does not hold": 2, "not applicable here": 1, "not enough data": 1,
-        "not run": 10,
+        "not run": 10, "sets of runs": 10, "sets with a claim that holds": 1,
     }  # fmt: skip
     assert (levels["not enough data"], levels["not run"]) == (1, 7)
     assert (blocks["not run"], b["holds"], b["not run"], rnd["not run"]) == (1, 2, 11, 1)
     assert all(row["claims"] == sum(row[v] for v in (*OUTCOMES, "not run")) for row in (a, levels, blocks, b, rnd))
     assert rows(figures.tally("gpu", tmp_path))["paper B"]["not run"] == 13
+
+
+def test_the_rules_of_figures_are_sections_of_the_preregistration():
+    text = (ROOT / "experiments" / "PREREGISTERED.md").read_text()
+    assert all(text.count(f"\n{heading}") == 1 for heading in figures.RULES.values())
+    of = {
+        (name, preset): figures.rules_of(name, preset)
+        for name in figures.FIGURES
+        for preset in figures.presets_of(name)
+    }
+    assert of["1b", "breakout"] == of["11", "laptop"] == of["B1a", "atari-mini"] == of["5a", "gpu"] == []
+    assert of["B8", "laptop"] == ["## Figure B8 on a laptop"] and of["B10", "laptop"] == of["B3", "laptop"] != []
+
+
+def test_claims_on_the_same_runs_are_one_set(tmp_path):
+    """The default grid of COM is that of four figures; 3a branches off two of its runs. The bowl has three figures."""
+    found = figures.sets_of_runs(["1a", "1b", "2a", "2b", "2c", "3a", "3b", "5a", "7a", "8"], "laptop")
+    assert sorted(map(sorted, found)) == [["1a", "2b", "2c", "3a", "5a"], ["1b", "2a", "3b"], ["7a"]]
+    assert figures.sets_of_runs(["5b", "8", "6a"], "laptop") == [{"5b"}, {"6a"}]
+    results_with(tmp_path, _1a="holds", _2b="holds", _3b="does not hold", _7a="holds")
+    assert (
+        rows(figures.tally("laptop", tmp_path))["paper A, PPO and gradient descent"]["sets with a claim that holds"]
+        == 2
+    )
 
 
 def test_the_documentation_has_the_tally_of_the_results(monkeypatch, capsys, in_root):
@@ -734,7 +758,9 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, world
         assert summary["command"].startswith(f"python figures.py {name} --preset laptop --runs-dir ")
         assert f"figure {name}: holds" in out
         assert (tmp_path / f"new/fig_{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert summary["rules were committed in"] == {}  # the bowl has none
     summary = read(tmp_path / "new/fig_5a.json")
+    assert list(summary["rules were committed in"]) == ["## Paper A's figures on Pendulum, again"]
     assert len(summary["checks"]) == 5 and {check["outcome"] for check in summary["checks"]} == {"holds"}
     for check in summary["checks"]:
         assert check["low"] <= check["estimate"] <= check["high"] and check["what"] in out
