@@ -1,6 +1,7 @@
 """Every sentence of the README with a number: either it is made here from results/, or it is listed as one that is
 not, with the reason: a setting, a name, a number that results/ does not have. Some of other pages are here, too."""
 
+import datetime
 import json
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import report
 from experiments.paper_a_runs import PRESETS
 from figures import tally as tally_of
 
@@ -76,7 +78,7 @@ def doctor():
     again, well = judged("doctor_again")
     assert [label for _, label in well if label not in fine] == ["step"] and len(again) == 210
     right = sum(expected == label for expected, label in again)
-    yield f"Made again on another machine: {right}, and a fault in one of the {len(well)}"
+    yield f"Made again on another machine, with one rule more: {right}, and a fault in one of the {len(well)}"
     labels, healthy = judged("doctor")
     assert all(label in fine for _, label in healthy)
     right = sum(expected == label for expected, label in labels)
@@ -104,6 +106,11 @@ def inner():
         yield f"| {n:,} | {' | '.join(cells)} |"
     mean = lambda key, m: [np.mean(of(key, n, m)) for n in sizes]  # noqa: E731
     assert all(4.9 < x < 6 for x in mean(ends, 1)) and mean(ends, 64)[0] < 0.7 * mean(ends, 64)[2]
+    one = mean(ends, 1)
+    assert (
+        max(one[:2]) - 0.1 < 5.7 < min(one[:2]) + 0.1 and min(of("growth from third to last quarter", 4096, 1)) > 0.07
+    )
+    yield f"On Breakout 64 and 512 pause near 5.7, 4,096 come to {one[2]:.1f} and creep"
     every = found["return of runs with one minibatch after all steps, last tenth"]
     after = [np.mean(every[name("Breakout", n, 1)]) for n in sizes]
     assert abs(after[0] - np.mean(late["64"])) < 0.01
@@ -300,6 +307,7 @@ def stuck():
     more, long = after["entropy bonus × 25"], read("entropy")["return, last tenth"]["Breakout, 64 × 2048"]
     yield f"| entropy bonus × 25 | not tried | {spread(more, 1)} | {sum(x > 7 for x in more)} |"
     yield f"| rollouts 64 times as long: `--num-steps 2048` | {spread(long, 1)} | not tried | |"
+    yield f"| PPO-EWMA, `--com 32` | {spread(start['com'], 1)} | not tried | |"
     low, high = stats.ttest_ind(long, after[bonus], equal_var=False).confidence_interval()
     yield Headline(f"end {np.mean(long) - np.mean(after[bonus]):.1f} ({low:.1f} to {high:.1f}) above the")
     again = found["again, on other seeds"]
@@ -330,6 +338,34 @@ def hundred_million():
     low, high = stats.ttest_ind(many, few, equal_var=False).confidence_interval()
     yield Headline(minus(f"they end {np.mean(many) - np.mean(few):.1f} ({low:.1f} to {high:.1f}) above"))
     yield Headline(f"{check['above']:.1f} was asked")
+
+
+def pauses():
+    """Runs that stand for a while, and how growth depends on the length of the windows."""
+    returns = {n: np.array(of) for n, of in read("longer")["curves"]["returns"].items()}
+    windows = returns["64"].reshape(5, 16, 4).mean(2)  # of 6.3M steps, as a quarter of 25M
+    mean, low, high = (100 * x for x in interval((windows[:, 9:] / windows[:, 8:-1] - 1).mean(1)))
+    yield f"Over 6.3M, as long as a quarter of the first runs, they grow by {mean:.1f} % ({low:.1f} to {high:.1f})"
+    (growth,) = read("longer")["checks"]["4,096 environments grow more"]
+    assert growth["outcome"] == "not enough data"
+    points = (100 * growth[key] for key in ("estimate", "low", "high"))
+    yield minus("by {:.0f} percentage points ({:.0f} to {:.0f})".format(*points))
+    million = (np.arange(64) + 1) * 100.663296 / 64  # at the end of a part of the steps
+    part = lambda n, seed, start, end: returns[n][seed][(million > start + 1.5) & (million <= end)]  # noqa: E731
+    stands, after = part("4096", 0, 8, 84), part("4096", 0, 84, 101)
+    assert stands.min() > 20 and stands.max() < 28 < after.min()
+    yield "one seed of 4,096 stays between 20 and 28 from the 9th to the 84th million steps"
+    slow = np.array([part("64", seed, 7, 27) for seed in (2, 3)])
+    assert slow.min() > 14 and slow.max() < 16.5 and len(slow[0]) == 12
+    yield "two of 64 near 15 from the 8th to the 27th"
+    first = read("headline")["first million steps above 7.0, of each seed"]["512"]
+    late = sorted(x for x in first if x > 2)
+    assert (len(late), late[0], late[-1]) == (4, 6, 14)
+    yield "four of five seeds first passed a return of 7 in their 6th to 14th million steps"
+    ends = [np.mean(read("fig_6b_breakout")["runs"][f"(0.1, {epochs})"]["final"]) for epochs in (1, 4)]
+    yield "after a million steps (at {:.1f} and {:.1f})".format(*ends)
+    weights = {name: np.mean(run["return"]) for name, run in read("exploration")["runs"].items()}
+    yield "from {:.1f} to {:.1f}".format(weights["com 512"], weights["com 512, bonus 0.05"])
 
 
 def spread(values, digits):
@@ -586,10 +622,11 @@ def tally():
     holds = {name for name, verdict in paper_a.items() if verdict == "holds"}
     assert holds == {"1a", "2b", "2c", "5a"} | {"1b", "2a", "3b"} | {"6a"} | {"6b"} | {"7a"}
     sets = "four figures share one on Pendulum-v1, and three the bowl's"
-    yield f"(The {len(holds)} that hold rest on 5 sets of runs: {sets}.)"
+    (row,) = [line for line in tally_of("laptop", ROOT / "results").splitlines() if "gradient descent" in line]
+    yield f"(The {len(holds)} that hold rest on {row.split('|')[-2].strip()} sets of runs: {sets}.)"
     chance = {figure["figure"] for figure in figures if figure["preset"] == "breakout"}
     (row,) = [line for line in tally_of("breakout", ROOT / "results").splitlines() if "gradient descent" in line]
-    _, _, claims, yes, no, _, open_, not_run = (int(x) if x.strip().isdigit() else 0 for x in row.split("|")[1:-1])
+    _, _, claims, yes, no, _, open_, not_run, *_ = (int(x) if x.strip().isdigit() else 0 for x in row.split("|")[1:-1])
     assert yes == 0 and claims - not_run == no + open_
     yield f"{len(chance)} of them were made as well, which check {no + open_}"
     yield f"claims: none holds, {no} do not, and {open_} are undecided"
@@ -655,6 +692,7 @@ CLAIMS = [
     for source in (
         first_runs,
         hundred_million,
+        pauses,
         inner,
         clip,
         resumed,
@@ -724,7 +762,7 @@ NOT_COMPUTED = {
     "512 environments with 32 gradient steps reach": "4 x 512 x 32 / 2,048",
     "and after 2M to 9M with five times the bonus": "computed in stuck()",
     "A third of the learning rate with 32 gradient steps": "experiments/headline.py",
-    "With 4 or 32 they are not in any of eight": "computed in inner()",
+    "With 4 or 32 none of eight comparisons": "computed in inner()",
     "end *above* 8 × 32": "experiments/paper_b_runs.py",
     "with ten million B1b and BN are undecided, and B1c holds": "computed in paper_b()",
     "(by the rule of figure B11 undecided; 8 environments were not tried at these rates)": "a figure",
@@ -749,7 +787,10 @@ NOT_COMPUTED = {
     "Measured on 2026-11-21": "a date",
     "brought 1.07 to 1.13 × on Breakout-MinAtar, 1.10 to 1.47 × on CartPole-v1": "docs/log.md",
     # The first screen and what to do.
-    "64, 512 and 4,096 environments pause near 5": "computed in inner()",
+    "and 4,096 environments free no policy": "computed in stuck()",
+    "go on from the checkpoint with 256 (32 was not tried": "experiments/stuck.py, experiments/inner.py",
+    "With 8 and 32 gradient steps and": "8 minibatches x 1 and 4 epochs",
+    "With 512 environments and 32 gradient steps": "4 x 512 x 32 / 2,048",
     "with 64 environments leave the first plateau later, after 15M and 21M steps": "docs/headline.md",
     "Dashed, on SpaceInvaders and Asterix: 64 environments with 4 gradient steps": "FEW",
     "*Fewer than 16 gradient steps": "arguments.FEW_STEPS",
@@ -769,7 +810,8 @@ NOT_COMPUTED = {
     "4, 32 and 256 gradient steps were tried": "MINIBATCHES",
     "a learning rate of 10⁻³": "the default",
     "**After 100M steps**": "experiments/longer.py",
-    "that many end higher, by more than 10 %, holds": "computed in hundred_million()",
+    "So many end higher by more than 10 %": "computed in hundred_million()",
+    "(A quarter is 25M steps here": "100.7M / 4",
     "With a third of that rate 32 gradient steps left one of five policies": "docs/headline.md",
     "320 gradient steps in minibatches of 64 at 3·10⁻⁴": "the defaults of Stable-Baselines3: 10 x 2,048 / 64",
     "on Asterix with 256 environments": "docs/flags.md",
@@ -806,6 +848,33 @@ def test_every_number_is_accounted_for():
     assert left == []
     everything = " ".join(prose(README))
     assert [fragment for fragment in NOT_COMPUTED if fragment not in everything] == []  # outdated entries
+
+
+def test_every_row_with_intervals_is_computed():
+    rows = [line for line in README.splitlines() if line.startswith("|") and re.search(r"\d to \S*\d", line)]
+    assert len(rows) > 15 and [row for row in rows if row not in CLAIMS] == []
+
+
+def test_rules_are_older_than_the_runs_that_they_are_for():
+    """By git, and by the clock of the runs where results/ has it."""
+    lines = report.git("log", "--format=%H %ct").splitlines()
+    written = {commit: int(seconds) for commit, seconds in (line.split() for line in lines)}
+    if len(written) < 100:
+        pytest.skip("git does not have the whole history here")
+    compared = 0
+    for file in (ROOT / "results").glob("*.json"):
+        found = json.loads(file.read_text())
+        if "rules were committed in" not in found:
+            continue
+        runs = found.get("runs", {})
+        started = [run["started"] for run in runs.values() if "started" in run] if "figure" in found else []
+        started += runs.get("started", []) if file.stem in ("longer", "rollouts") else []
+        for heading, commits in found["rules were committed in"].items():
+            assert commits and set(commits) <= set(written), (file.name, heading)
+            for when in started:
+                assert written[commits[0]] < datetime.datetime.fromisoformat(when).timestamp(), (file.name, heading)
+                compared += 1
+    assert compared > 300
 
 
 def test_the_gallery_shows_every_picture():
