@@ -368,6 +368,24 @@ def pauses():
     yield "from {:.1f} to {:.1f}".format(weights["com 512"], weights["com 512, bonus 0.05"])
 
 
+def without_chance():
+    """Breakout without sticky actions: 64 environments with 32 gradient steps, 512 with 256."""
+    runs = read("plateau")["runs"]
+    few, many = (np.array(runs[name]["return, last tenth"]) for name in ("plateau", "cure"))
+    assert (np.sum(few < 7.2), np.sum(many < 7.2)) == (8, 3)
+    yield "now and then the last action is executed again) eight of ten"
+    yield Headline(f"end at {spread(few, 1)[:-1]}; 95 % interval of ten seeds, last tenth)")
+    low, high = stats.ttest_ind(many, few, equal_var=False).confidence_interval()
+    yield Headline(f"end at {spread(many, 1)}, {np.mean(many) - np.mean(few):.1f} ({low:.1f} to {high:.1f}) above")
+    mean = lambda name, key, when="1M to 4M steps": runs[name]["means"][key][when]  # noqa: E731
+    yield Headline(f"they move by {mean('plateau', 'outer/kl'):.4f} nats per update")
+    yield Headline(f"as while the return rose ({mean('plateau', 'outer/kl', '0 to 0.3M steps'):.4f})")
+    yield Headline(f"`outer/ddr` is {mean('cure', 'outer/ddr') / mean('plateau', 'outer/ddr'):.1f} times as high")
+    fresh = [spread(runs[name]["outer/fresh_gain, after 1M steps, each seed"], 5) for name in ("plateau", "cure")]
+    yield Headline(f"after the first million steps {fresh[0]}, 2 % of what")
+    yield Headline(f"of 512 environments {fresh[1]}, 4 %")
+
+
 def spread(values, digits):
     """Mean and 95 % t-interval, by SciPy."""
     low, high = stats.ttest_1samp(values, 0).confidence_interval()
@@ -693,6 +711,7 @@ CLAIMS = [
         first_runs,
         hundred_million,
         pauses,
+        without_chance,
         inner,
         clip,
         resumed,
