@@ -92,21 +92,29 @@ def means(curve: Curve, key: str) -> list[float]:
     return [curve.mean(key, a, b) for a, b in itertools.pairwise(edges)]
 
 
-def draw(drawn: Mapping[str, Mapping[int, Sequence[Sequence[float]]]], out: Path) -> None:
+def draw(
+    drawn: Mapping[str, Mapping[Any, Sequence[Sequence[float]]]], lines: Mapping[Any, tuple[str, float, str]], out: Path
+) -> None:
     """Return, fresh gain, and the share of an update's own gain that fresh transitions confirm, over environment
-    steps: a thin line per seed, their median thick. drawn: the stored curves."""
+    steps: a thin line per seed, their median thick. drawn: the stored curves. lines: of each kind of runs its label,
+    place in the colour map and style."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     panels = figure.subplots(1, 3)
     x = (np.arange(PARTS) + 0.5) * STEPS / PARTS / 1e6
-    for n, colour in zip(MINIBATCHES, colormaps["viridis"]([0.0, 0.8]), strict=True):
-        returns, own, fresh = (np.array(drawn[key][n]) for key in ("returns", "own", "fresh"))
+    for name, (label, place, style) in lines.items():
+        returns, own, fresh = (np.array(drawn[key][name]) for key in ("returns", "own", "fresh"))
+        colour = colormaps["viridis"](place)
         for panel, values in zip(panels, (returns, fresh, fresh / own), strict=True):
-            panel.plot(x, values.T, color=colour, linewidth=0.6, alpha=0.4)
-            panel.plot(x, np.median(values, 0), color=colour, linewidth=2, label=f"{n:,} environments")
-    titles = ("episode return", "gain on fresh transitions", "gain on fresh transitions / on an update's own")
+            panel.plot(x, values.T, style, color=colour, linewidth=0.6, alpha=0.4)
+            panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label)
+    titles = (
+        "episode return, Breakout",
+        "gain on fresh transitions (linear within ± 0.001)",
+        "fresh gain / gain on an update's own transitions",
+    )
     for panel, title in zip(panels, titles, strict=True):
         headline.tidy(panel, title)
     panels[0].set_ylim(0, None)
@@ -123,7 +131,8 @@ def main(args: headline.Args) -> None:
     found = judge(headline.curves(args, runs))
     print(json.dumps({"hypothesis": found["hypothesis"]} | found["outcomes"], indent=1))
     how = results.facts("longer", "## A hundred million steps") | {"runs": origins(args.runs_dir, *runs.values())}
-    draw(found["curves"], headline.write(args, "longer", how, {str(n): of for n, of in runs.items()}, found))
+    lines = {n: (f"{n:,} environments", place, "-") for n, place in zip(MINIBATCHES, (0.0, 0.8), strict=True)}
+    draw(found["curves"], lines, headline.write(args, "longer", how, {str(n): of for n, of in runs.items()}, found))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Here 64 environments have as many, by rollouts that are 64 times as long. The ru
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,11 @@ from experiments.longer import LARGE, MINIBATCHES, SEEDS, SMALL, STEPS
 LONG = headline.NUM_STEPS * LARGE // SMALL  # steps per rollout of 64 environments, with as many transitions as of 4,096
 MANY, ROLLOUTS, FEW = f"{LARGE} × {headline.NUM_STEPS}", f"{SMALL} × {LONG}", f"{SMALL} × {headline.NUM_STEPS}"
 AHEAD = 1 + longer.AHEAD
+LINES = {  # label, colour, style
+    MANY: (f"{LARGE:,} environments × {headline.NUM_STEPS} steps", 0.8, "-"),
+    ROLLOUTS: (f"{SMALL} environments × {LONG:,} steps", 0.0, "--"),
+    FEW: (f"{SMALL} environments × {headline.NUM_STEPS} steps", 0.0, "-"),
+}
 
 
 def cells() -> dict[str, list[grid.Cell]]:
@@ -65,29 +69,6 @@ def judge(curves: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
     }
 
 
-def draw(drawn: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], out: Path) -> None:
-    """Return and fresh gain over environment steps: a thin line per seed, their median thick. drawn: the stored
-    curves."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    x = (np.arange(longer.PARTS) + 0.5) * STEPS / longer.PARTS / 1e6
-    styles = {MANY: (0.8, "-"), ROLLOUTS: (0.0, "--"), FEW: (0.0, "-")}  # the headline's colours
-    shown = {"returns": "episode return, Breakout", "fresh": "gain on fresh transitions"}
-    for panel, (key, title) in zip(panels, shown.items(), strict=True):
-        for name, (shade, style) in styles.items():
-            values, colour = np.array(drawn[key][name]), colormaps["viridis"](shade)
-            panel.plot(x, values.T, style, color=colour, linewidth=0.6, alpha=0.4)
-            panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=name.replace("4096", "4,096"))
-        headline.tidy(panel, title)
-    panels[0].set_ylim(0, None)
-    panels[1].set_yscale("symlog", linthresh=1e-3)
-    panels[0].legend(frameon=False, fontsize=10, loc="upper left", title="environments × steps per rollout")
-    figure.savefig(out, dpi=110)
-
-
 def main(args: headline.Args) -> None:
     """Makes the missing runs, prints the outcomes, and writes samples, intervals, curves and a picture."""
     runs = cells()
@@ -97,7 +78,7 @@ def main(args: headline.Args) -> None:
     print(json.dumps(found["outcomes"], indent=1))
     how = results.facts("rollouts", "## Environments or rollouts, for a hundred million steps")
     how |= {"runs": longer.origins(args.runs_dir, runs[ROLLOUTS])}
-    draw(found["curves"], headline.write(args, "rollouts", how, runs, found))
+    longer.draw(found["curves"], LINES, headline.write(args, "rollouts", how, runs, found))
 
 
 if __name__ == "__main__":

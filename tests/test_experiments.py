@@ -26,6 +26,7 @@ from experiments import (
     minibatches,
     paper_a_runs,
     resumed,
+    rollouts,
     stuck,
 )
 
@@ -479,11 +480,11 @@ def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
     assert ppo.Args().ent_coef == ppo_ewma.Args().ent_coef == 0.01
 
 
-@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip, longer])
+@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip, longer, rollouts])
 def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, monkeypatch, tmp_path):
     name = experiment.__name__.removeprefix("experiments.")
     monkeypatch.setattr(headline, "made", lambda *_: True)
-    x = np.linspace(0, longer.STEPS if experiment is longer else headline.STEPS, 1025)[1:]
+    x = np.linspace(0, longer.STEPS if experiment in (longer, rollouts) else headline.STEPS, 1025)[1:]
     of_any = headline.Curve(x, 100 * x / x[-1], *np.full((6, 1024), 0.5))
     monkeypatch.setattr(headline, "curve", lambda run: of_any)
     monkeypatch.chdir(tmp_path)
@@ -500,7 +501,7 @@ def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, m
     assert run.startswith("python ppo.py --env-id") and "--runs-dir runs/headline" in run
     # Returns rise by 100 over 25.2M steps, so the last tenth says how many steps a run was taken to have.
     ends = written.get("return, last tenth") or {g: written[g]["return, last tenth"] for g in ("Breakout", "Asterix")}
-    whole = ("headline", "longer")  # whose last tenth is that of all these steps
+    whole = ("headline", "longer", "rollouts")  # whose last tenth is that of all these steps
     short = {"resumed": 4.2}.get(name, 8.4)  # million steps of what is not on Breakout
     for of, found in ends.items():
         steps = 25.2 if name in whole else short if of.startswith(("SpaceInvaders", "Asterix")) else 12.6
@@ -654,6 +655,40 @@ def test_a_hundred_million_steps_are_judged_by_their_windows_and_margins(small, 
     assert (low, high) == pytest.approx((interval.low, interval.high)) and estimate == pytest.approx((low + high) / 2)
 
 
+@pytest.mark.parametrize(
+    "many, long, few, outcomes",
+    [
+        (50, 48, 30, ["holds", "holds"]),
+        (48, 50, 30, ["does not hold", "holds"]),
+        (48, 48, 30, ["not enough data", "holds"]),
+        (50, 33.2, 30, ["holds", "holds"]),
+        (50, 33, 30, ["holds", "not enough data"]),
+        (50, 32.8, 30, ["holds", "does not hold"]),
+    ],
+)
+def test_environments_and_rollouts_are_judged_by_the_last_tenth_and_a_tenth_more(many, long, few, outcomes):
+    levels = {"4096 × 32": many, "64 × 2048": long, "64 × 32": few}
+    spread = 0.0002 * np.arange(-2, 3)
+    found = rollouts.judge({name: [windows(10, 10, level, s) for s in spread] for name, level in levels.items()})
+    assert list(found["outcomes"].values()) == outcomes
+    assert [found["mean"][name].mean for name in levels] == pytest.approx([many, long, few], rel=1e-3)
+
+
+def test_rollouts_have_the_transitions_and_minibatches_of_many_environments():
+    many, long, few = rollouts.cells().values()
+    for seed, a, b, c in zip((20, 21, 22, 23, 24), many, long, few, strict=True):
+        flags = [{"num_steps": 32} | dict(cell.flags) for cell in (a, b, c)]
+        assert [(f["num_envs"], f["num_steps"], f["num_minibatches"]) for f in flags] == [
+            (4096, 32, 64), (64, 2048, 64), (64, 32, 8)
+        ]  # fmt: skip
+        for f, cell in zip(flags, (a, b, c), strict=True):
+            assert f["total_timesteps"] == f["num_envs"] * f["num_steps"] * cell.num_updates == 100_663_296
+            assert (f["seed"], f["env_id"], f["sticky_actions"]) == (seed, "Breakout-MinAtar", 0.1)
+        one, other = ({k: v for k, v in f.items() if k not in ("num_envs", "num_steps")} for f in flags[:2])
+        assert one | {"log_every": 0} == other | {"log_every": 0}
+    assert [many, few] == [longer.cells()[4096], longer.cells()[64]]
+
+
 def test_what_is_not_known_of_every_seed_has_no_interval():
     assert np.isfinite(headline.interval([1.0, 2.0, 3.0])).all()
     mean, low, high = headline.interval([1.0, 2.0, np.nan])
@@ -678,5 +713,5 @@ def test_curves_of_a_hundred_million_steps_are_kept_and_drawn(monkeypatch, tmp_p
     longer.main(headline.Args(out=tmp_path / "x.json"))
     kept = json.loads((tmp_path / "x.json").read_text())["curves"]
     assert kept["returns"]["4096"][4] == pytest.approx([min(2 * (i + 0.5) / 64, 1) * 10 for i in range(64)], abs=0.02)
-    longer.draw({key: {int(n): rows for n, rows in of.items()} for key, of in kept.items()}, tmp_path / "again.png")
+    longer.draw(kept, {"64": ("few", 0.0, "-"), "4096": ("many", 0.8, "--")}, tmp_path / "again.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("x.png", "again.png"))
