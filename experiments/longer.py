@@ -113,11 +113,11 @@ def draw(
     titles = (
         "episode return, Breakout",
         "gain on fresh transitions (linear within ± 0.001)",
-        "fresh gain / gain on an update's own transitions",
+        "fresh gain / gain on its own transitions",
     )
     for panel, title in zip(panels, titles, strict=True):
         headline.tidy(panel, title)
-    panels[0].set_ylim(0, None)
+    panels[0].set_ylim(0, 1.2 * panels[0].get_ylim()[1])  # room for the legend
     panels[1].set_yscale("symlog", linthresh=1e-3)
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(out, dpi=110)
