@@ -28,6 +28,7 @@ from experiments import (
     resumed,
     rollouts,
     stuck,
+    usual,
 )
 
 # The headline
@@ -480,7 +481,9 @@ def test_the_runs_with_more_bonus_are_otherwise_those_of_the_figures():
     assert ppo.Args().ent_coef == ppo_ewma.Args().ent_coef == 0.01
 
 
-@pytest.mark.parametrize("experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip, longer, rollouts])
+@pytest.mark.parametrize(
+    "experiment", [headline, entropy, stuck, inner, resumed, minibatches, clip, longer, rollouts, usual]
+)
 def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, monkeypatch, tmp_path):
     name = experiment.__name__.removeprefix("experiments.")
     monkeypatch.setattr(headline, "made", lambda *_: True)
@@ -491,7 +494,7 @@ def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, m
     (tmp_path / "results").mkdir()
     experiment.main(headline.Args())
     experiment.main(headline.Args(out=tmp_path / "other.json"))
-    if experiment not in (minibatches, clip):
+    if experiment not in (minibatches, clip, usual):
         assert (tmp_path / f"results/{name}.png").stat().st_size > 10_000 and (tmp_path / "other.png").exists()
     written, stored = (
         json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path / "results", ROOT / "results")
@@ -504,7 +507,9 @@ def test_an_experiment_writes_what_it_found_how_and_most_a_picture(experiment, m
     whole = ("headline", "longer", "rollouts")  # whose last tenth is that of all these steps
     short = {"resumed": 4.2}.get(name, 8.4)  # million steps of what is not on Breakout
     for of, found in ends.items():
-        steps = 25.2 if name in whole else short if of.startswith(("SpaceInvaders", "Asterix")) else 12.6
+        steps = (
+            25.2 if name in whole else short if name == "usual" or of.startswith(("SpaceInvaders", "Asterix")) else 12.6
+        )
         for arm, seeds in found.items() if isinstance(found, dict) else [(of, found)]:
             late = 97.5 if (name, arm) == ("stuck", "unchanged") else 95 * steps / 25.2  # it began at the half
             assert seeds == pytest.approx([late] * len(seeds), abs=0.1)
@@ -687,6 +692,43 @@ def test_rollouts_have_the_transitions_and_minibatches_of_many_environments():
         one, other = ({k: v for k, v in f.items() if k not in ("num_envs", "num_steps")} for f in flags[:2])
         assert one | {"log_every": 0} == other | {"log_every": 0}
     assert [many, few] == [longer.cells()[4096], longer.cells()[64]]
+
+
+@pytest.mark.parametrize(
+    "end, growth, outcomes",
+    [
+        (3.0, 0.0, ["holds", "holds"]),
+        (3.0, 0.045, ["holds", "holds"]),
+        (3.0, 0.055, ["holds", "does not hold"]),
+        (3.0, -0.055, ["holds", "does not hold"]),
+        (6.1, 0.0, ["does not hold", "holds"]),
+        (6.0, 0.0, ["not enough data", "holds"]),
+    ],
+)
+def test_the_usual_inner_loop_is_judged(end, growth, outcomes):
+    """Beside runs that end at 6."""
+    spread, x = 0.0002 * np.arange(-2, 3), np.linspace(0, usual.LAST, 4001)[1:]
+    part = x / usual.LAST
+
+    def run(level, grown, s):
+        late = level * (1 + s)
+        third = (0.15 * 9 + 0.1 * late) / 0.25 / (1 + grown)  # of the last quarter .15 has 9, .1 the last tenth's level
+        returns = np.select([part <= 0.5, part <= 0.75, part <= 0.9], [99.0, third, 9.0], late)
+        return headline.Curve(x, returns, x, x, x, x, x, x)
+
+    arms = {usual.USUAL: (end, growth), usual.DEFAULT: (6.0, 0.3)}
+    found = usual.judge({arm: [run(*how, s) for s in spread] for arm, how in arms.items()})
+    assert list(found["outcomes"].values()) == outcomes
+    assert found["mean"][usual.USUAL].mean == pytest.approx(end, rel=1e-3)
+
+
+def test_the_usual_inner_loop_has_320_gradient_steps_in_minibatches_of_64():
+    for runs, size, steps in zip(usual.cells().values(), (64, 256), (320, 32), strict=True):
+        for seed, run in zip((20, 21, 22, 23, 24), runs, strict=True):
+            args = ppo.Args(**dict(run.flags))
+            assert (args.minibatch_size, args.update_epochs * args.num_minibatches) == (size, steps)
+            assert (args.env_id, args.seed, args.learning_rate) == ("Asterix-MinAtar", seed, 3e-4)
+            assert run.num_updates * 2048 == args.total_timesteps == 8_388_608
 
 
 def test_what_is_not_known_of_every_seed_has_no_interval():
