@@ -240,7 +240,7 @@ def test_what_follows_from_a_choice_is_not_a_choice(script, words, chosen):
 
 def test_few_updates_are_warned_of_and_gradient_steps_counted():
     few, many = (ppo.Args(total_timesteps=65536 * n) for n in (99, 100))
-    assert "99 updates are few" in arguments.describe(few)
+    assert "only 99 updates, each" in arguments.describe(few)
     assert "99 updates of 2048 x 32 = 65536 transitions" in arguments.describe(few)
     assert arguments.describe(many).endswith("128 gradient steps, 12,800 in all") and "\n" not in arguments.describe(
         many

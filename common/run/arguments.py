@@ -469,7 +469,7 @@ def describe(args: Any, num_minibatches: int | None = None, minibatch_size: int 
     )
     if args.num_updates < 100:
         advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
-        said += f"\nnote: {args.num_updates} updates are few, because one moves the policy only a little; {advice}"
+        said += f"\nnote: only {args.num_updates} updates, each of which moves the policy a little; {advice}"
     if inner < FEW_STEPS and hasattr(args, "clip_eps"):
         said += (
             f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "
