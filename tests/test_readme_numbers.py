@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import report
+from experiments import results
 from experiments.paper_a_runs import PRESETS
 from figures import tally as tally_of
 
@@ -927,6 +928,9 @@ def test_rules_are_older_than_the_runs_that_they_are_for():
     written = {commit: int(seconds) for commit, seconds in (line.split() for line in lines)}
     if len(written) < 100:
         pytest.skip("git does not have the whole history here")
+    noise = "## Do policies on a plateau of noise go on?"  # Asterix was added to it in a second commit
+    (asked,) = results.committed(noise, until="1986ea6")["rules were committed in"].values()
+    assert [commit[:7] for commit in asked] == ["d31c800", "5e00a6c"]  # of some twenty that changed other sections
     compared = 0
     for file in (ROOT / "results").glob("*.json"):
         found = json.loads(file.read_text())
