@@ -389,8 +389,8 @@ def rollouts():
     yield Headline(minus(f"**undecided**: {gap} ({low:.1f} to {high:.1f})"))
     low, high = stats.ttest_ind(long, 1.1 * few, equal_var=False).confidence_interval()
     yield Headline(f"**holds**: by {np.mean(long) - 1.1 * np.mean(few):.1f} ({low:.1f} to {high:.1f}) more than 10 %")
-    yield f"2,048 steps end at {np.mean(long):.0f}, 4,096 with 32 at {np.mean(many):.0f}"
-    yield f"64 with 32 steps and 32 gradient steps at {np.mean(few):.0f}"
+    yield f"2,048 steps end at {np.mean(long):.0f}, and 4,096 with 32 steps at {np.mean(many):.0f}"
+    yield f"64 with 32 steps and 32 gradient steps end at {np.mean(few):.0f}"
 
 
 def usual():
@@ -873,7 +873,7 @@ NOT_COMPUTED = {
     "So 4,096 end more than 10 % higher, as claimed": "computed in hundred_million()",
     "But 64 do not stand still (growth within 5 %)": "experiments/longer.py",
     "(A quarter is 25M steps here": "100.7M / 4",
-    "after 100M steps on Breakout 64 environments with rollouts of": "experiments/rollouts.py",
+    "after 100M steps on Breakout, 64 environments with rollouts of": "experiments/rollouts.py",
     "both with 256 gradient steps per update": "the same",
     "with rollouts of 2,048 steps, which give an update as many transitions": "the same",
     "as 4,096 environments have": "the same",
