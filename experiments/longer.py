@@ -93,11 +93,14 @@ def means(curve: Curve, key: str) -> list[float]:
 
 
 def draw(
-    drawn: Mapping[str, Mapping[Any, Sequence[Sequence[float]]]], lines: Mapping[Any, tuple[str, float, str]], out: Path
+    drawn: Mapping[str, Mapping[Any, Sequence[Sequence[float]]]],
+    lines: Mapping[Any, tuple[str, float, str]],
+    out: Path,
+    evaluated: Mapping[Any, Sequence[tuple[float, np.ndarray]]] | None = None,
 ) -> None:
     """Return, fresh gain, and the share of an update's own gain that fresh transitions confirm, over environment
     steps: a thin line per seed, their median thick. drawn: the stored curves. lines: of each kind of runs its label,
-    place in the colour map and style."""
+    place in the colour map and style. evaluated: of each kind the returns of policies [seeds] after so many steps."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -110,6 +113,8 @@ def draw(
         for panel, values in zip(panels, (returns, fresh, fresh / own), strict=True):
             panel.plot(x, values.T, style, color=colour, linewidth=0.6, alpha=0.4)
             panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label)
+        for steps, values in (evaluated or {}).get(name, ()):
+            panels[0].plot(np.full(len(values), steps / 1e6), values, "o", color=colour, markersize=4)
     titles = (
         "episode return, Breakout",
         "gain on fresh transitions (linear within ± 0.001)",

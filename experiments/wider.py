@@ -1,0 +1,111 @@
+"""65,536 environments, for a hundred million steps.
+
+    python -m experiments.wider              # makes what is missing, then results/wider.json and wider.png
+    python -m experiments.wider --dry-run    # prints the commands
+
+Those of experiments/longer.py and experiments/rollouts.py are compared with 16 times as many environments. With so many
+a run is not much longer than an episode, and returns in training are those of old policies. So policies are evaluated.
+The rules are in experiments/PREREGISTERED.md.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from experiments import grid, headline, longer, results, rollouts, verdicts
+from experiments.headline import Curve, interval
+from experiments.longer import SEEDS, STEPS
+
+ENVS, NUM_STEPS = 65536, 4  # README's second command
+MOST, WHOLE = f"{ENVS} × {NUM_STEPS}", f"{ENVS} × {headline.NUM_STEPS}"
+EPISODES = 1024
+AHEAD = rollouts.AHEAD
+LINES = {MOST: (f"{ENVS:,} environments × {NUM_STEPS} steps", 1.0, "-"), **rollouts.LINES}
+Returns = Mapping[str, Mapping[str, np.ndarray]]  # of the policies "half" way and at the "end", by kind of run: [seeds]
+
+
+def cells() -> dict[str, list[grid.Cell]]:
+    """All runs, by environments × steps per rollout. Only those with 65,536 environments are of this experiment."""
+    most = [headline.cell(ENVS, seed, STEPS, num_steps=NUM_STEPS) for seed in SEEDS]
+    return {MOST: most, **rollouts.cells(), WHOLE: [headline.cell(ENVS, SEEDS[0], STEPS)]}
+
+
+def evaluation(run: grid.Cell, update: int, folder: Path) -> grid.Cell:
+    """The run that plays the policy that a run had after an update."""
+    flags = {"evaluate": f"{folder / run.name}@{update}", "num_eval_episodes": EPISODES}
+    return grid.Cell("ppo", f"played_{run.name}_{update}", tuple(flags.items()), update)
+
+
+def evaluations(runs: Mapping[str, Sequence[grid.Cell]], folder: Path) -> dict[str, dict[str, list[grid.Cell]]]:
+    return {
+        name: {
+            "half": [evaluation(run, run.num_updates // 2, folder) for run in of_one],
+            "end": [evaluation(run, run.num_updates, folder) for run in of_one],
+        }
+        for name, of_one in runs.items()
+    }
+
+
+def mean_return(run: grid.Cell, folder: Path) -> float:
+    return json.loads((folder / run.name / "summary.json").read_text())["eval/episodic_return"]
+
+
+def judge(curves: Mapping[str, Sequence[Curve]], returns: Returns) -> dict[str, Any]:
+    """What the rules ask for, and the curves that the picture shows."""
+
+    def each(key: str, start: float, end: float) -> dict[str, np.ndarray]:
+        return {name: np.array([c.mean(key, start * STEPS, end * STEPS) for c in of]) for name, of in curves.items()}
+
+    many, few = rollouts.MANY, rollouts.FEW
+    end = {name: of["end"] for name, of in returns.items()}
+    grown = {name: of["end"] - of["half"] for name, of in returns.items()}
+    checks = {
+        "65,536 environments end higher than 4,096": verdicts.difference(
+            f"return, {MOST} less {many}", end[MOST], end[many], above=0.0
+        ),
+        "they end 10 % above 64": verdicts.difference(
+            f"return, {MOST} less {AHEAD:g} × that of {few}", end[MOST], AHEAD * end[few], above=0.0
+        ),
+        "they go on": verdicts.difference(f"return, {MOST}, end less half", grown[MOST], 0.0, above=0.0),
+    }
+    return {
+        "outcomes": {claim: check.outcome for claim, check in checks.items()},
+        "checks": {claim: check._asdict() | {"outcome": check.outcome} for claim, check in checks.items()},
+        "return of the policy": returns,
+        "mean": {when: {name: interval([*of[when]]) for name, of in returns.items()} for when in ("half", "end")},
+        "end less half": {name: interval([*of]) for name, of in grown.items()},
+        "return in training, last tenth": each("returns", 0.9, 1),
+        "entropy, last half": each("entropy", 0.5, 1),
+        "gains": {f"{key}, last half": each(key, 0.5, 1) for key in ("own", "fresh")},
+        "curves": {
+            key: {name: [longer.means(c, key) for c in of] for name, of in curves.items()} for key in longer.DRAWN
+        },
+    }
+
+
+def main(args: headline.Args) -> None:
+    """Makes what is missing, prints the outcomes, and writes samples, intervals, curves and a picture."""
+    runs = cells()
+    played = evaluations(runs, args.runs_dir)
+    there = headline.made(args, *runs.values())
+    if not headline.made(args, *(of_one for when in played.values() for of_one in when.values())) or not there:
+        return
+    returns = {
+        name: {when: np.array([mean_return(one, args.runs_dir) for one in of_one]) for when, of_one in of.items()}
+        for name, of in played.items()
+    }
+    found = judge(headline.curves(args, runs), returns)
+    print(json.dumps(found["outcomes"], indent=1))
+    how = results.facts("wider", "## 65,536 environments, for a hundred million steps")
+    how |= {"runs": longer.origins(args.runs_dir, runs[MOST])}
+    out = headline.write(args, "wider", how, runs, found)
+    halfway = {name: [(0.5 * STEPS, of["half"]), (STEPS, of["end"])] for name, of in returns.items()}
+    longer.draw(found["curves"], LINES, out, halfway)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(headline.Args))
