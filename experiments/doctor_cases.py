@@ -2,6 +2,7 @@
 
     python -m experiments.doctor_cases --first-seed 100    # the seeds on which its thresholds were chosen
     python -m experiments.doctor_cases                     # seeds 0 to 9: writes results/doctor.json
+    python -m experiments.doctor_cases --sticky            # the three on MinAtar's games of no chance, with chance
 
 Each case is one command of one script with ten seeds. A finished run is not repeated, an interrupted one resumes.
 """
@@ -69,6 +70,12 @@ CASES = {
     ),
     "diverged": Case("diverged", "ppo", f"{PENDULUM} --learning-rate 1e38 --total-timesteps 131072"),
 }
+STICKY = " with sticky actions"
+CASES |= {
+    name + STICKY: Case("climbing", case.script, f"{case.flags} --sticky-actions 0.1")
+    for name, case in CASES.items()
+    if "--env-id Breakout-MinAtar" in case.flags or "--env-id SpaceInvaders-MinAtar" in case.flags
+}
 COMMON = "--no-halt-on-nan"
 FINE = {"climbing", "settled", "no gain", "few updates"}  # what is no fault, or need not be one
 
@@ -97,6 +104,7 @@ def main(
     first_seed: int = 0,
     runs_dir: Path = Path("runs/doctor"),
     jobs: int = 2,
+    sticky: bool = False,
     table: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -106,21 +114,23 @@ def main(
         first_seed: 100 for the seeds of the thresholds, 0 for those of the results.
         runs_dir: Folder for the runs.
         jobs: How many runs at once.
+        sticky: The cases with sticky actions, and no others.
         table: Only judge the finished runs.
-        out: The file to write (results/doctor.json for seeds 0 to 9, else none).
+        out: The file to write (results/doctor.json or doctor_sticky.json for seeds 0 to 9, else none).
     """
-    cells = {name: cell(name, first_seed) for name in CASES}
+    cells = {name: cell(name, first_seed) for name in CASES if name.endswith(STICKY) == sticky}
     if not table:
         grid.made(list(cells.values()), runs_dir, jobs, say, dry_run=False)
     found = {name: judge(runs_dir / c.name) for name, c in cells.items() if grid.state(c, runs_dir) == "finished"}
     print("\n".join(summary(found)))
-    out = out or (Path("results/doctor.json") if first_seed == 0 and not table else None)
+    usual = Path("results/doctor_sticky.json" if sticky else "results/doctor.json")
+    out = out or (usual if first_seed == 0 and not table else None)
     if out is not None:
         rows = {
             name: {"expected": CASES[name].expected, "command": grid.paste(cells[name], runs_dir), "found": labels}
             for name, labels in found.items()
         }
-        how = results.facts("doctor_cases", "## The diagnosis of doctor.py")
+        how = results.facts("doctor_cases", "## The diagnosis of doctor.py" + ", with sticky actions" * sticky)
         results.write(out, how | {"cases": rows})
 
 
