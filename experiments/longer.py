@@ -86,9 +86,9 @@ def origins(folder: Path, *runs: Sequence[grid.Cell]) -> dict[str, list[str]]:
     return {"started": started[:1] + started[1:][-1:], "commits": sorted({one["git_commit"] for one in said})}
 
 
-def means(curve: Curve, key: str) -> list[float]:
+def means(curve: Curve, key: str, steps: int = STEPS) -> list[float]:
     """Over each of PARTS equal parts of the steps."""
-    edges = np.linspace(0, STEPS, PARTS + 1)
+    edges = np.linspace(0, steps, PARTS + 1)
     return [curve.mean(key, a, b) for a, b in itertools.pairwise(edges)]
 
 
@@ -97,24 +97,25 @@ def draw(
     lines: Mapping[Any, tuple[str, float, str]],
     out: Path,
     evaluated: Mapping[Any, Sequence[tuple[float, np.ndarray]]] | None = None,
+    steps: int = STEPS,
 ) -> None:
     """Return, fresh gain, and the share of an update's own gain that fresh transitions confirm, over environment
     steps: a thin line per seed, their median thick. drawn: the stored curves. lines: of each kind of runs its label,
-    place in the colour map and style. evaluated: of each kind the returns of policies [seeds] after so many steps."""
+    place in the colour map and style. evaluated: of each kind the returns of policies [seeds] after so many steps. steps: of a run."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     panels = figure.subplots(1, 3)
-    x = (np.arange(PARTS) + 0.5) * STEPS / PARTS / 1e6
+    x = (np.arange(PARTS) + 0.5) * steps / PARTS / 1e6
     for name, (label, place, style) in lines.items():
         returns, own, fresh = (np.array(drawn[key][name]) for key in ("returns", "own", "fresh"))
         colour = colormaps["viridis"](place)
         for panel, values in zip(panels, (returns, fresh, fresh / own), strict=True):
             panel.plot(x, values.T, style, color=colour, linewidth=0.6, alpha=0.4)
             panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label)
-        for steps, values in (evaluated or {}).get(name, ()):
-            panels[0].plot(np.full(len(values), steps / 1e6), values, "o", color=colour, markersize=4)
+        for after, values in (evaluated or {}).get(name, ()):
+            panels[0].plot(np.full(len(values), after / 1e6), values, "o", color=colour, markersize=4)
     titles = (
         "episode return, Breakout",
         "gain on fresh transitions (linear within ± 0.001)",
