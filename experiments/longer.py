@@ -100,8 +100,9 @@ def draw(
     steps: int = STEPS,
 ) -> None:
     """Return, fresh gain, and the share of an update's own gain that fresh transitions confirm, over environment
-    steps: a thin line per seed, their median thick. drawn: the stored curves. lines: of each kind of runs its label,
-    place in the colour map and style. evaluated: of each kind the returns of policies [seeds] after so many steps. steps: of a run."""
+    steps: a thin line per seed, their median thick. drawn: the stored curves, of runs of so many steps. lines: of each
+    kind of runs its label, place in the colour map and style. evaluated: of each kind the returns of policies [seeds]
+    after so many steps."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,5 +1,6 @@
-"""Every sentence of the README with a number: either it is made here from results/, or it is listed as one that is
-not, with the reason: a setting, a name, a number that results/ does not have. Some of other pages are here, too."""
+"""Every sentence with a number of the README and of docs/findings.md: either it is made here from results/, or it is
+listed as one that is not, with the reason: a setting, a name, a number that results/ does not have. Some of other pages
+are here, too."""
 
 import datetime
 import json
@@ -17,7 +18,8 @@ from experiments.paper_a_runs import PRESETS
 from figures import tally as tally_of
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/findings.md")}
+BOTH = "\n\n".join(PAGES.values())
 
 
 class Headline(str):
@@ -110,6 +112,9 @@ def inner():
         cells = [f"{spread(of(ends, n, m), 1)}; {np.mean(of(kept, n, m)):.2f}" for m in (1, 8, 64)]
         yield f"| {n:,} | {' | '.join(cells)} |"
     mean = lambda key, m: [np.mean(of(key, n, m)) for n in sizes]  # noqa: E731
+    for row, n in enumerate(sizes):
+        yield f"| {n:,} | {' | '.join(f'{mean(ends, m)[row]:.1f}' for m in (1, 8, 64))} |"
+    yield f"a smaller `--minibatch-size`: on Breakout {mean(ends, 8)[0]:.1f} in place of {mean(ends, 1)[0]:.1f}."
     assert all(4.9 < x < 6 for x in mean(ends, 1)) and mean(ends, 64)[0] < 0.7 * mean(ends, 64)[2]
     one = mean(ends, 1)
     assert (
@@ -167,6 +172,8 @@ def inner():
     yield "which end at {:.0f} and {:.1f} where 4,096 with 256 have {:.0f} and {:.1f}".format(*few, *many)
     asterix = np.mean(middle[ends]["Asterix"]), np.mean(of(ends, 64, 64, "Asterix"))
     yield "start again with 32 gradient steps (on Asterix {:.1f} in place of {:.1f})".format(*asterix)
+    yield "start again with 32: on Asterix {:.1f} in place of {:.1f}.".format(*asterix)
+    yield f"as many minibatches as before: {many[1]:.1f}."
     half = [np.mean(middle["gains of an update, last tenth: own"][game]) for game in games[1:]]
     told = "gain {:.2f} and {:.2f} on the transitions that they train on".format(*own[64][1:])
     yield told + "; those of 64 environments with 32"
@@ -236,6 +243,7 @@ def inner():
     yield f"a tenth of the learning rate 64 environments on Asterix end at {np.mean(gentle):.1f}."
     yield Headline(f"with a tenth of it they end at {spread(gentle, 1)}, which")
     yield f"with a tenth of the `--learning-rate` ({np.mean(gentle):.1f})"
+    yield f"with a tenth of the `--learning-rate`: {np.mean(gentle):.1f} |"
     told = f"is {check['estimate']:.1f} ({check['low']:.1f} to {check['high']:.1f}) more"
     yield Headline(f"{told}; {check['above']:.1f} was asked")
     freed = found["of stuck policies with 64 minibatches"]
@@ -274,6 +282,7 @@ def resumed():
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
     many, old = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "before"))
     yield f"From the checkpoint more environments bring little: on Asterix from {old:.2f} to {many:.2f}."
+    yield f"on Asterix, 4,096 environments lift the return from {old:.2f} to {many:.2f}."
     yield f"end {more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f}) above unchanged ones"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
@@ -687,12 +696,41 @@ def tally():
     assert yes == 0 and claims - not_run == no + open_
     yield f"{len(chance)} of them were made as well, which check {no + open_}"
     yield f"claims: none holds, {no} do not, and {open_} are undecided"
+    yield f"On Breakout {no + open_} claims were checked, of which none holds, {no} do not, and {open_} are undecided."
     repeats = {"B9", "B10", "B13"}  # of B2, B3 and B6
     numbers = Counter(verdict for name, verdict in found.items() if name[0] == "B" and name not in repeats)
     yield (
         f"Of its {sum(numbers.values())} claims {numbers['holds']} holds here, {numbers['does not hold']} do not, "
         f"{numbers['not enough data']} are undecided, and {numbers['not applicable here']} is not applicable"
     )
+
+
+def again():
+    """What stayed undecided on Pendulum, with more seeds."""
+    found = {name: figure["checks"] for name, figure in read("again")["figures"].items()}
+    yield "Three of the 9 were asked once more, of 30 or 35 new seeds: 5b does not hold"
+    assert {name: [c["outcome"] for c in of if c["outcome"] != "holds"] for name, of in found.items()} == {
+        "5b": ["does not hold"], "12": ["not enough data"], "9": ["not enough data"]
+    }  # fmt: skip
+    by_hand = {}
+    for name, of in found.items():
+        for c in of:
+            a, b = c["samples"]
+            low, high = (
+                stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+                if np.ndim(b)
+                else stats.ttest_1samp(a, b).confidence_interval()
+            )
+            assert len(a) == (30 if name == "9" else 35)
+            by_hand[c["what"]] = minus(f"{np.mean(a) - np.mean(b):.2f} ({low:.2f} to {high:.2f})")
+    middle, second, apart, *_ = (by_hand[c["what"]] for c in found["5b"])
+    yield Figures(f"it gains {second} of the way in the second half")
+    yield Figures(f"({middle.replace(' (', ', ')[:-1]}, in the middle) and ends {apart} below ε = 0.1")
+    low_, some, high_ = (by_hand[c["what"]] for c in found["12"])
+    yield Figures(f"COM 8 and 64 end {low_} and {some} below COM 512")
+    yield Figures(f"COM 4096 with ε = 0.6 ends {high_} below: lower")
+    (larger,) = (by_hand[c["what"]] for c in found["9"])
+    yield Figures(f"with 4 environments larger minibatches end {larger} lower: lower")
 
 
 def levels():
@@ -757,6 +795,7 @@ CLAIMS = [
         stuck,
         doctor,
         tally,
+        again,
         million,
         breakout,
         paper_b,
@@ -769,7 +808,7 @@ CLAIMS = [
 
 
 def prose(text):
-    """The README's sentences, without commands, tables, headings and addresses."""
+    """A page's sentences, without commands, tables, headings and addresses."""
     text = re.sub(r"```.*?```", "\n\n", text, flags=re.S)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     for block in re.split(r"\n\s*\n|\n(?=- )", text):
@@ -779,7 +818,7 @@ def prose(text):
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_what_the_results_say_is_on_the_page(claim):
-    page = (ROOT / getattr(claim, "page", "README.md")).read_text()
+    page = (ROOT / claim.page).read_text() if hasattr(claim, "page") else BOTH
     assert claim in " ".join(page.split())
 
 
@@ -791,6 +830,14 @@ NOT_COMPUTED = {
     "transitions is not above 0": "the same",
     "64 environments do not stand still (two of five seeds leave)": "computed in stuck()",
     "The fresh gain is 0 within its error": "computed in stuck()",
+    "With 4 per update more environments do not help": "computed in inner()",
+    "they are shown to end higher than 64 only with 256 gradient steps, there on": "computed in inner()",
+    "64 environments with rollouts 64 times as long have": "2,048 / 32",
+    "per update as 4,096, and end within the error of these, after 12.6M steps and after 100M": "rollouts()",
+    "none leaves with 4,096 environments": "computed in stuck()",
+    "on Breakout-MinAtar with `--sticky-actions 0.1` after 12.6M steps, by": "HALF",
+    "Brackets are 95 % intervals": "docs/headline.md",
+    "9 and 12 stay open": "computed in again()",
     # The size of an experiment, experiments/inner.py if nothing else is said.
     "with 4 gradient steps per update": "4 epochs of 1 minibatch",
     "so a minibatch has 2,048 transitions on the diagonal, and 32 to 131,072 elsewhere": "MINIBATCH, SIZES",
@@ -887,7 +934,7 @@ NOT_COMPUTED = {
     "Advice 3 is": "the lines above",
     "and 4 gradient steps per update": "FEW",
     "4, 32 and 256 gradient steps per update are 1, 8 and 64 minibatches": "MINIBATCHES",
-    "All runs of the first picture have rollouts of 32 steps": "experiments/inner.py",
+    "All these runs have rollouts of 32 steps": "experiments/inner.py",
     "means of five seeds with 95 % intervals": "the same",
     "they have made an eighth and a 64th as many gradient steps as 64": "64 / 512, 64 / 4,096",
     "with 32 gradient steps**, 64 environments are on no game shown to be worse than with 4": "computed in inner()",
@@ -902,23 +949,29 @@ NOT_COMPUTED = {
 
 
 def test_every_number_is_accounted_for():
-    """What is left of a sentence without the claims and the fragments above has no digit, but in `code`."""
+    """What is left of a sentence without the claims and the fragments above has no digit, but in `code`, and what is
+    left of a table's row no decimal, but millions of steps."""
     plain = lambda text: re.sub(r"\]\([^)]*\)", "]", text)  # noqa: E731
     known = sorted([plain(claim) for claim in CLAIMS if type(claim) is str] + list(NOT_COMPUTED), key=len, reverse=True)
     left = []
-    for sentence in prose(README):
+    for sentence in prose(BOTH):
         rest = sentence
         for fragment in known:
             rest = rest.replace(fragment, "")
         if re.search(r"\d", re.sub(r"`[^`]*`", "", rest)):
             left.append(rest)
+    for row in BOTH.splitlines():
+        rest = plain(row) if row.startswith("|") else ""
+        for claim in known:
+            rest = rest.replace(claim, "")
+        left += [rest] * bool(re.search(r"\d\.\d(?!M)", re.sub(r"`[^`]*`", "", rest)))
     assert left == []
-    everything = " ".join(prose(README))
+    everything = " ".join(prose(BOTH))
     assert [fragment for fragment in NOT_COMPUTED if fragment not in everything] == []  # outdated entries
 
 
 def test_every_row_with_intervals_is_computed():
-    rows = [line for line in README.splitlines() if line.startswith("|") and re.search(r"\d to \S*\d", line)]
+    rows = [line for line in BOTH.splitlines() if line.startswith("|") and re.search(r"\d to \S*\d", line)]
     assert len(rows) > 15 and [row for row in rows if row not in CLAIMS] == []
 
 
