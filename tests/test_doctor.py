@@ -858,3 +858,24 @@ def test_cases_are_commands_that_their_scripts_understand(tmp_path):
         module = {"ppo": ppo, "ppo_ewma": ppo_ewma, "stochastic_opt": stochastic_opt}[cell.script]
         args = parse(module.Args, "", grid.command(cell, tmp_path)[2:])
         assert args.num_updates == cell.num_updates and args.seed == 100 and args.num_seeds == 10
+
+
+def test_cases_with_sticky_actions_are_those_on_games_without_chance():
+    sticky = [name for name in doctor_cases.CASES if name.endswith(doctor_cases.STICKY)]
+    plain = [name.removesuffix(doctor_cases.STICKY) for name in sticky]
+    assert plain == ["breakout, two games", "breakout, climb", "space invaders, noisy"]
+    for name, case in zip(sticky, plain, strict=True):
+        flags, other = (dict(doctor_cases.cell(x, 0).flags) for x in (name, case))
+        assert flags == other | {"sticky_actions": "0.1"} and doctor_cases.CASES[name].expected == "climbing"
+
+
+def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_path, capsys):
+    made = []
+    monkeypatch.setattr(doctor_cases.grid, "made", lambda cells, *_, **__: made.extend(c.name for c in cells))
+    monkeypatch.chdir(tmp_path)
+    for sticky, count in ((True, 3), (False, 21)):
+        made.clear()
+        doctor_cases.main(runs_dir=tmp_path, sticky=sticky, out=tmp_path / "x.json")
+        assert len(made) == count and all(("sticky" in name) == sticky for name in made)
+        (heading,) = json.loads((tmp_path / "x.json").read_text())["rules were committed in"]
+        assert heading.endswith("sticky actions") == sticky

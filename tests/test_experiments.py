@@ -16,10 +16,12 @@ import ppo_ewma
 from benchmarks.measure import ROOT
 from common.run.arguments import parse
 from experiments import (
+    again,
     clip,
     controllers,
     entropy,
     exploration,
+    grid,
     headline,
     inner,
     longer,
@@ -29,6 +31,7 @@ from experiments import (
     rollouts,
     stuck,
     usual,
+    wider,
 )
 
 # The headline
@@ -757,3 +760,109 @@ def test_curves_of_a_hundred_million_steps_are_kept_and_drawn(monkeypatch, tmp_p
     assert kept["returns"]["4096"][4] == pytest.approx([min(2 * (i + 0.5) / 64, 1) * 10 for i in range(64)], abs=0.02)
     longer.draw(kept, {"64": ("few", 0.0, "-"), "4096": ("many", 0.8, "--")}, tmp_path / "again.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("x.png", "again.png"))
+
+
+# 65,536 environments
+
+
+@pytest.mark.parametrize(
+    "half, end, many, outcomes",
+    [
+        (20, 30, 29, ["holds", "holds"]),
+        (20, 30, 31, ["does not hold", "holds"]),
+        (20, 30, 30, ["not enough data", "holds"]),
+        (31, 30, 29, ["holds", "does not hold"]),
+    ],
+)
+def test_65536_environments_are_judged_by_their_policies(half, end, many, outcomes):
+    """Returns in training are 99 throughout and must not count. The policies of each seed gain the same, though seeds
+    differ by more than that: only seed by seed it is seen that they go on."""
+    x = np.linspace(0, wider.STEPS, 257)[1:]
+    runs = [headline.Curve(x, 99 + 0 * x, x, x, x)] * 5
+    spread, seeds = 0.001 * np.arange(-2, 3), 30 * np.arange(-2, 3) * (end - half == 10 and many == 30)
+    returns = {
+        wider.MOST: {"half": half + spread + seeds, "end": end + 2 * spread + seeds},
+        wider.MANY: {"half": many - 5 + spread, "end": many + spread},
+    }
+    found = wider.judge({name: runs for name in returns}, returns)
+    assert list(found["outcomes"].values()) == outcomes
+    assert found["mean"]["end"][wider.MANY].mean == pytest.approx(many)
+    assert found["end less half"][wider.MANY].mean == pytest.approx(5)
+    gap = stats.ttest_ind(returns[wider.MANY]["half"], returns[wider.MOST]["half"], equal_var=False)
+    low, high = gap.confidence_interval()
+    assert found["return, 4096 × 32 less 65536 × 4, half"] == pytest.approx((many - 5 - half, low, high))
+
+
+def test_65536_environments_differ_from_4096_by_the_rollout_alone(tmp_path):
+    most, many = wider.cells().values()
+    for seed, a, b in zip((30, 31, 32, 33, 34), most, many, strict=True):
+        args = [ppo.Args(**dict(run.flags)) for run in (a, b)]
+        assert [(x.num_envs, x.num_steps, x.num_minibatches) for x in args] == [(65536, 4, 128), (4096, 32, 64)]
+        for x, run in zip(args, (a, b), strict=True):
+            assert x.num_envs * x.num_steps * run.num_updates == x.total_timesteps == 2**26
+            assert (x.minibatch_size, x.seed, x.sticky_actions) == (2048, seed, 0.1)
+            assert run.num_updates % 2 == 0 and run.num_updates // 2 == x.checkpoint_every
+        assert len({x.num_updates * x.update_epochs * x.num_minibatches for x in args}) == 1
+    played = wider.evaluations(wider.cells(), tmp_path)[wider.MOST]
+    half, end = (grid.command(played[when][0], tmp_path) for when in ("half", "end"))
+    assert half[2:4] == ["--evaluate", f"{tmp_path / most[0].name}@128"] and f"{tmp_path / most[0].name}@256" in end
+    assert half[4:6] == ["--num-eval-episodes", "1024"]
+
+
+def test_the_policies_of_65536_environments_are_kept_and_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr(headline, "made", lambda *_: True)
+    x = np.linspace(0, wider.STEPS, 257)[1:]
+    monkeypatch.setattr(headline, "curve", lambda run: headline.Curve(x, x / x[-1], *np.full((3, 256), 0.5)))
+    monkeypatch.setattr(wider, "mean_return", lambda run, folder: float(run.num_updates))
+    wider.main(headline.Args(out=tmp_path / "x.json"))
+    kept = json.loads((tmp_path / "x.json").read_text())
+    assert kept["return of the policy"][wider.MOST] == {"half": [128.0] * 5, "end": [256.0] * 5}
+    assert kept["curves"]["returns"][wider.MANY][0][-1] == pytest.approx(63.5 / 64, abs=0.005)
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+# What stayed undecided on Pendulum
+
+
+def test_what_stayed_undecided_is_asked_of_new_seeds_alone():
+    runs, before = again.cells(), paper_a_runs.PRESETS["laptop"]
+    for name, cells, count in (("5b", "eps_cells", 35), ("12", "grid_cells", 35), ("9", "recipe_cells", 30)):
+        earlier = getattr(paper_a_runs, cells)(before)
+        for key, run in runs[name].items():
+            flags, old = dict(run.flags), dict(earlier[key].flags)
+            assert (flags.pop("seed"), flags.pop("num_seeds")) == (40, count)
+            assert old.pop("seed") + old.pop("num_seeds") <= 40 and flags == old
+
+
+@pytest.mark.parametrize(
+    "changed, verdicts",
+    [
+        ({}, ["holds"] * 3),
+        ({"gain, 5b, 0.6": 0.06}, ["does not hold", "holds", "holds"]),
+        ({"gain, 5b, 0.6": 0.04}, ["holds"] * 3),
+        ({"final, 5b, 0.6": 0.91}, ["does not hold", "holds", "holds"]),
+        ({"final, 12, (8.0, 0.02)": 0.81}, ["holds", "does not hold", "holds"]),
+        ({"final, 12, (8.0, 0.02)": 0.83}, ["holds"] * 3),
+        ({"final, 9, larger-minibatches": 0.81}, ["holds", "holds", "does not hold"]),
+    ],
+)
+def test_what_stayed_undecided_is_judged_by_the_margins_of_its_figure(changed, verdicts):
+    """Scores whose seeds differ by thousandths. The bar is 0.1 for levels, 0.05 for gains in the second half."""
+    scores = {
+        "final, 5b, 0.1": 1.0, "final, 5b, 0.6": 0.6, "middle, 5b, 0.6": 0.6, "gain, 5b, 0.6": 0.0,
+        "middle, 5b, 0.1": 0.9, "middle, 5b, 0.002": 0.3, "gain, 5b, 0.002": 0.5,
+        "final, 12, (512.0, 0.2)": 0.92, "final, 12, (8.0, 0.02)": 0.9, "final, 12, (64.0, 0.2)": 0.93,
+        "final, 12, (4096.0, 0.6)": 0.9, "final, 9, more-minibatches": 0.9, "final, 9, larger-minibatches": 0.7,
+    } | changed  # fmt: skip
+    runs = again.cells()
+    names = {
+        run.name: f"{figure}, {key[0] if figure == '9' else key}"
+        for figure in runs
+        for key, run in runs[figure].items()
+    }
+    of = lambda what: lambda run: scores[f"{what}, {names[run.name]}"] + 0.0001 * np.arange(-17, 18)  # noqa: E731
+    data = SimpleNamespace(p=again.WITH_SEEDS, **{what: of(what) for what in ("final", "middle", "gain")})
+    data.curve = lambda *_, **__: (np.arange(2.0), np.zeros((2, 35)))
+    found = again.checks(data, runs)
+    assert [again.verdicts.verdict(found[name]) for name in ("5b", "12", "9")] == verdicts
+    assert [len(found[name]) for name in ("5b", "12", "9")] == [5, 3, 1]
