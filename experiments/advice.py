@@ -13,6 +13,7 @@ from experiments import grid, records
 from experiments.diagnosis import LOST_ENTROPY, MIN_LINES, MIN_UPDATES, RETURN, Course, Numbers
 
 SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
+GONE_ENTROPY = 0.3  # of that at the start: policies on Breakout's plateau have less, those that climb mostly more
 
 
 class Changed:
@@ -87,10 +88,11 @@ def what_to_try(
     # The policy is as at the start: it has not settled, but its step may be tiny.
     unmoved = n is not None and abs(n.first_entropy - n.entropy) < LOST_ENTROPY * abs(n.first_entropy)
     larger = run.rate(10.0, "from scratch, if the step is too small: the entropy is as at the start") * unmoved
+    gone = n is not None and 0 <= n.entropy < GONE_ENTROPY * n.first_entropy
     tanh = again("from scratch", activation="tanh") if value("activation") == "relu" else []
     tries = {
         "step": [*run.smaller_step(), *count, *envs, *test],
-        "no gain": [*count, *coarser, *run.smaller_step(), *envs, *test],
+        "no gain": [*count, *coarser, *revived * gone, *run.smaller_step(), *envs, *test],
         "settled": ["nothing, if this return is the best that there is", *larger, *revived, *finer, *envs],
         "exploration": [*envs, *again("from scratch", ent_coef=bonus)],
         "slow": [*run.rate(10.0, "from scratch; then 10 x again"), *test],

@@ -339,6 +339,15 @@ def test_a_policy_that_has_hardly_moved_may_need_a_larger_step():
         assert first.startswith("nothing, if") and ("--learning-rate 0.01" in more[0]) == told
 
 
+@pytest.mark.parametrize("start, now, told", [(1.1, 0.31, True), (1.1, 0.35, False), (1.1, -0.1, False)])
+def test_an_entropy_bonus_is_advised_where_nothing_is_gained_and_the_entropy_is_gone(start, now, told):
+    n = diagnosis.diagnose(course(RISE))[2]._replace(first_entropy=start, entropy=now)
+    tries = advice.what_to_try("no gain", "runs/x", "ppo", {"env_id": "CartPole-v1"}, [1], None, n)
+    bonus = [i for i, line in enumerate(tries) if "--ent-coef 0.05" in line and "--init-from runs/x" in line]
+    (step,) = (i for i, line in enumerate(tries) if "--clip-eps" in line)
+    assert bonus == [step - 1] * told
+
+
 def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
     for label, saved in (("critic", {"norm_reward": True}), ("fell", {"clip_eps": 0.0}), ("critic", {})):
         args = ppo.Args(env_id="CartPole-v1", num_envs=64, **saved)

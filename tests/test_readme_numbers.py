@@ -57,14 +57,14 @@ def first_runs():
     plain, many, short = (run["eval/episodic_return"] for run in runs.values())
     seconds = [run["seconds, whole command"] for run in runs.values()]
     yield f"this took {seconds[0]:.0f} s, compiling included, and reached a return of {plain:.0f}"
-    yield f"the run took {seconds[1]:.0f} s and reached {many:.1f}"
     (again,) = (value for key, value in read("first_runs").items() if key.startswith("again"))
     ends = [run["eval/episodic_return"] for run in again.values()]
     yield f"on another machine {ends[0]:.0f})"
-    yield "(On another machine {:.1f} and {:.1f}.)".format(*ends[1:])
     updates = [run["updates"] for run in runs.values()]
     assert updates[1] == 8
-    yield f"makes {updates[2]} updates of the same budget and reached {short:.1f}"
+    yield f"the run took {seconds[1]:.0f} s and reached {many:.1f} (one seed; on another machine {ends[1]:.1f})."
+    yield f"The second, with shorter rollouts, makes {updates[2]} updates of the same budget"
+    yield f"and reached {short:.1f} ({ends[2]:.1f})."
 
 
 def judged(name):
@@ -90,10 +90,16 @@ def doctor():
     assert all(label in fine for _, label in healthy)
     right = sum(expected == label for expected, label in labels)
     yield f"Of {len(labels)} runs with a built-in cause, or healthy, it names {right} rightly"
+    yield f"Of {len(labels)} runs with a built-in cause, or healthy, the doctor names {right} rightly"
     yield f"names no fault in the {len(healthy)} that are healthy, finished or too short to judge"
     assert {(e, x) for e, x in healthy if x == "no gain"} == {("no gain", "no gain")}
     assert sum(label == "no gain" for _, label in healthy) == 10  # all finished, on Pendulum-v1
     yield "ten of the 90 are finished and are called `no gain`, which here counts as no fault"
+    chance, _ = judged("doctor_sticky")
+    share = f"{sum(expected == label for expected, label in chance)} of {len(chance)}"
+    assert Counter(chance) == {("climbing", "climbing"): 20, ("climbing", "no gain"): 10}
+    yield f"with {share} right where {0.8 * len(chance):.0f} were asked, because ten runs"
+    yield f"its rule failed: {share} runs are called what was expected, where {0.8 * len(chance):.0f} were asked"
     (climb,) = [x for name, x in read("doctor_how_many")["results"].items() if "breakout-climb" in name]
     shares = {point["num_envs"]: point["quotient"] for point in climb["points"]}
     yield f"{100 * shares[2048]:.0f} % at 2,048 environments, {100 * shares[32768]:.0f} % at 32,768"
@@ -114,13 +120,14 @@ def inner():
     mean = lambda key, m: [np.mean(of(key, n, m)) for n in sizes]  # noqa: E731
     for row, n in enumerate(sizes):
         yield f"| {n:,} | {' | '.join(f'{mean(ends, m)[row]:.1f}' for m in (1, 8, 64))} |"
-    yield f"a smaller `--minibatch-size`: on Breakout {mean(ends, 8)[0]:.1f} in place of {mean(ends, 1)[0]:.1f}."
+    told = f"{mean(ends, 8)[0]:.1f} in place of {mean(ends, 1)[0]:.1f}."
+    yield f"start again with 32 (64 environments: `--minibatch-size 256`): on Breakout {told}"
     assert all(4.9 < x < 6 for x in mean(ends, 1)) and mean(ends, 64)[0] < 0.7 * mean(ends, 64)[2]
     one = mean(ends, 1)
     assert (
         max(one[:2]) - 0.1 < 5.7 < min(one[:2]) + 0.1 and min(of("growth from third to last quarter", 4096, 1)) > 0.07
     )
-    yield f"On Breakout 64 and 512 pause near 5.7, 4,096 come to {one[2]:.1f} and creep"
+    yield f"On Breakout runs with 64 and 512 environments pause near 5.7; with 4,096 they come to {one[2]:.1f}"
     every = found["return of runs with one minibatch after all steps, last tenth"]
     after = [np.mean(every[name("Breakout", n, 1)]) for n in sizes]
     assert abs(after[0] - np.mean(late["64"])) < 0.01
@@ -149,7 +156,10 @@ def inner():
     yield "of fifteen seeds with 64 environments ten have left it after 25M"
     low, high = ((min(mean(kept, m)), max(mean(kept, m))) for m in (1, 64))
     yield f"entropy is {low[0]:.2f} to {low[1]:.2f} nats; with 256 gradient steps it is {high[0]:.2f} to {high[1]:.2f}"
+    kept_by = f"{low[0]:.2f} to {low[1]:.2f} nats; with 256 gradient steps, by smaller minibatches, it is"
+    yield f"entropy is {kept_by} {high[0]:.2f} to {high[1]:.2f}"
     yield f"where a random policy has {np.log(3):.2f}; a solved task"  # three actions
+    yield f"(below 0.2 nats where a random policy has {np.log(3):.2f})"  # docs/headline.md, with the arms that stay
     games = ("Breakout", "SpaceInvaders", "Asterix")
     own = {n: [np.mean(of(gains, n, 64, game)[0]) for game in games] for n in (64, 4096)}
     fresh = [np.mean(of(gains, 64, 64, game)[1]) for game in games]
@@ -282,7 +292,8 @@ def resumed():
     assert (more["outcome"], smaller["outcome"]) == ("holds", "not enough data")
     many, old = (found["Asterix"]["mean"][arm][0] for arm in ("4,096 environments", "before"))
     yield f"From the checkpoint more environments bring little: on Asterix from {old:.2f} to {many:.2f}."
-    yield f"on Asterix, 4,096 environments lift the return from {old:.2f} to {many:.2f}."
+    above = f"{more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f}) above unchanged ones"
+    yield f"on Asterix, 4,096 environments end {above}, at {many:.2f}; from"
     yield f"end {more['estimate']:.2f} ({more['low']:.2f} to {more['high']:.2f}) above unchanged ones"
     yield minus(f"({smaller['estimate']:.2f}, {smaller['low']:.2f} to {smaller['high']:.2f})")
     both = found["Breakout"]["checks"]
@@ -317,6 +328,7 @@ def stuck():
         f"a quarter of the clip range, which ends {more:.1f} above the unchanged runs ({low:.1f} to {high:.1f})"
     )
     yield f"those that go on with 4,096 do not reach 80 % of what 4,096 have ({share:.0f} %)"
+    yield f"that get 4,096 environments should reach 80 % of what 4,096 have, but reach {share:.0f} %"
     failed = ["the smallest stands still", "the branch reaches 80 % of the largest", "entropy does not rescue"]
     assert [what for what in before["checks"] if not before["checks"][what]] == failed
     more, long = after["entropy bonus × 25"], read("entropy")["return, last tenth"]["Breakout, 64 × 2048"]
@@ -508,7 +520,7 @@ def breakout():
     )
     (apart,) = [c for c in read("fig_2c")["checks"] if c["what"].endswith("--com 8 less 512")]
     kls = 10 ** np.array(apart["samples"][0])
-    yield f"about {stats.gmean(kls):.0f} (ten seeds: {kls.min():.0f} to {kls.max():.0f}) that of a run on Pendulum-v1"
+    yield f"has about {stats.gmean(kls):.0f} ({kls.min():.0f} to {kls.max():.0f} over ten seeds)"
     at_half, lost_later = (
         check("fig_2c", what)[0]
         for what in ("score in the middle of the run, --com 8", "gain in the second half, --com 8")
@@ -689,6 +701,11 @@ def tally():
     assert holds == {"1a", "2b", "2c", "5a"} | {"1b", "2a", "3b"} | {"6a"} | {"6b"} | {"7a"}
     sets = "four figures share one on Pendulum-v1, and three the bowl's"
     (row,) = [line for line in tally_of("laptop", ROOT / "results").splitlines() if "gradient descent" in line]
+    claims, yes, no, none, open_, not_run, _, with_one = row.split("|")[3:-1]
+    assert (int(no), int(not_run)) == (0, 0)
+    told = f"{yes.strip()} of {claims.strip()} claims hold, on {with_one.strip()} sets of runs"
+    yield f"On Pendulum-v1 and the bowl {told}"
+    yield f"{open_.strip()} are undecided, and {none.strip()} is not applicable; of three of the undecided"
     yield f"(The {len(holds)} that hold rest on {row.split('|')[-2].strip()} sets of runs: {sets}, which had no rules.)"
     chance = {figure["figure"] for figure in figures if figure["preset"] == "breakout"}
     (row,) = [line for line in tally_of("breakout", ROOT / "results").splitlines() if "gradient descent" in line]
@@ -696,7 +713,7 @@ def tally():
     assert yes == 0 and claims - not_run == no + open_
     yield f"{len(chance)} of them were made as well, which check {no + open_}"
     yield f"claims: none holds, {no} do not, and {open_} are undecided"
-    yield f"On Breakout {no + open_} claims were checked, of which none holds, {no} do not, and {open_} are undecided."
+    yield f"On Breakout none of {no + open_} holds, {no} do not, and {open_} are undecided."
     repeats = {"B9", "B10", "B13"}  # of B2, B3 and B6
     numbers = Counter(verdict for name, verdict in found.items() if name[0] == "B" and name not in repeats)
     yield (
@@ -708,7 +725,7 @@ def tally():
 def again():
     """What stayed undecided on Pendulum, with more seeds."""
     found = {name: figure["checks"] for name, figure in read("again")["figures"].items()}
-    yield "Three of the 9 were asked once more, of 30 or 35 new seeds: 5b does not hold"
+    yield "Five of these 9 figures, three claims, were asked once more, of 30 or 35 new seeds: 5b does not hold"
     assert {name: [c["outcome"] for c in of if c["outcome"] != "holds"] for name, of in found.items()} == {
         "5b": ["does not hold"], "12": ["not enough data"], "9": ["not enough data"]
     }  # fmt: skip
@@ -725,12 +742,22 @@ def again():
             by_hand[c["what"]] = minus(f"{np.mean(a) - np.mean(b):.2f} ({low:.2f} to {high:.2f})")
     middle, second, apart, *_ = (by_hand[c["what"]] for c in found["5b"])
     yield Figures(f"it gains {second} of the way in the second half")
-    yield Figures(f"({middle.replace(' (', ', ')[:-1]}, in the middle) and ends {apart} below ε = 0.1")
+    good, slow = (np.mean(x) for x in found["5b"][3]["samples"])
+    yield Figures(f"({middle.replace(' (', ', ')[:-1]}; 0.1 was asked), though less than ε = 0.1 ({good:.2f}) and ε")
+    yield Figures(f"ε = 0.002 ({slow:.2f}), and it ends {apart} below ε = 0.1")
     low_, some, high_ = (by_hand[c["what"]] for c in found["12"])
     yield Figures(f"COM 8 and 64 end {low_} and {some} below COM 512")
     yield Figures(f"COM 4096 with ε = 0.6 ends {high_} below: lower")
     (larger,) = (by_hand[c["what"]] for c in found["9"])
     yield Figures(f"with 4 environments larger minibatches end {larger} lower: lower")
+    before = samples("final score, 4 environments, more-minibatches less larger-minibatches", "fig_9")
+    more, fewer = (np.concatenate(x) for x in zip(found["9"][0]["samples"], before, strict=True))
+    low, high = stats.ttest_ind(more, fewer, equal_var=False).confidence_interval()
+    assert len(more) == 50
+    yield Figures(f"have {np.mean(more) - np.mean(fewer):.2f}, {low:.2f} to {high:.2f})")
+    pair, best = (np.array(read("fig_12b")["runs"][f"({com}, 0.2)"]["final"]) for com in ("4096.0", "512.0"))
+    scale = PRESETS["laptop"].high - PRESETS["laptop"].low
+    assert stats.ttest_ind(best, pair, equal_var=False).confidence_interval().high < 0.1 * scale
 
 
 def levels():
@@ -831,13 +858,31 @@ NOT_COMPUTED = {
     "64 environments do not stand still (two of five seeds leave)": "computed in stuck()",
     "The fresh gain is 0 within its error": "computed in stuck()",
     "With 4 per update more environments do not help": "computed in inner()",
-    "they are shown to end higher than 64 only with 256 gradient steps, there on": "computed in inner()",
     "64 environments with rollouts 64 times as long have": "2,048 / 32",
     "per update as 4,096, and end within the error of these, after 12.6M steps and after 100M": "rollouts()",
-    "none leaves with 4,096 environments": "computed in stuck()",
-    "on Breakout-MinAtar with `--sticky-actions 0.1` after 12.6M steps, by": "HALF",
     "Brackets are 95 % intervals": "docs/headline.md",
-    "9 and 12 stay open": "computed in again()",
+    "only with 256 gradient steps per update are more environments shown to end higher than 64": "inner()",
+    "five times the entropy bonus or 256 gradient steps freed all five policies": "stuck(), inner()",
+    "4,096 environments freed none within 96 updates": "computed in stuck()",
+    "on Breakout-MinAtar with `--sticky-actions 0.1` after 12.6M environment steps": "HALF",
+    "9 with 14, and 12a with 12b, stay open": "computed in again()",
+    "a plateau on Breakout-MinAtar has 0.0032": "the doctor's output",
+    "One rollout is now 2 million transitions": "65,536 x 32",
+    "4,096 environments freed no policy from the first plateau within 96 updates": "computed in stuck()",
+    "64 environments end far below 4,096": "computed in inner()",
+    "On SpaceInvaders and Asterix they also end far below 64 with fewer": "computed in inner()",
+    "after 100M steps, 64 environments with rollouts of": "experiments/rollouts.py",
+    "64 environments should stand still, but two of five seeds leave": "computed in stuck()",
+    "the start they reach 5.9 in": "the table in docs/findings.md",
+    "(epochs × minibatches; here 4)": "FEW",
+    "many gradient steps on few transitions** (here 256)": "MINIBATCHES",
+    "Without either, minibatches have 2,048 transitions": "arguments.settle_minibatches",
+    "the last in minibatches of 32: the limits 16, 128 and 64 are guesses": "the two rules",
+    "At 3·10⁻⁴, 32 gradient steps left one of five policies on the first": "docs/headline.md",
+    "(`python ppo.py` has none) eight of ten": "computed in without_chance()",
+    "with what is usual elsewhere, 320 gradient steps in minibatches of 64": "experiments/usual.py",
+    "Of a run of the first panel, continued to 25M steps": "the headline's budget",
+    "(0 is a random policy, 1 a longer run of `ppo.py`)": "experiments/scores.py",
     # The size of an experiment, experiments/inner.py if nothing else is said.
     "with 4 gradient steps per update": "4 epochs of 1 minibatch",
     "so a minibatch has 2,048 transitions on the diagonal, and 32 to 131,072 elsewhere": "MINIBATCH, SIZES",
@@ -854,7 +899,6 @@ NOT_COMPUTED = {
     "from 8 to 128 environments": "the same",
     "32 environments with minibatches four times as large": "the same",
     "a random policy has 0 and ten seeds of a longer run of `ppo.py` have 1": "experiments/scores.py",
-    "0.0032 is that of a plateau on Breakout-MinAtar": "the doctor's output",
     "a fresh gain near 0 alone is no plateau": "docs/doctor.md",
     ", with 4, 32 and 256 gradient steps": "MINIBATCHES",
     "they have made an eighth and a 64th as many gradient steps": "64 / 512, 64 / 4,096",
@@ -876,7 +920,6 @@ NOT_COMPUTED = {
     # Defaults and arithmetic.
     "in 2,048 parallel environments": "the default of --num-envs",
     "32 times the environments and 32 times the minibatches": "65,536 / 2,048",
-    "one rollout is now 2 million transitions": "65,536 x 32",
     "is only 8 of them": "2^24 / 2^21",
     "in 128 new episodes": "the default of --num-eval-episodes",
     "p (1 − p)": "a formula",
@@ -892,9 +935,7 @@ NOT_COMPUTED = {
     "Measured on 2026-11-21": "a date",
     "brought 1.07 to 1.13 × on Breakout-MinAtar, 1.10 to 1.47 × on CartPole-v1": "docs/log.md",
     # The first screen and what to do.
-    "and 4,096 environments free no policy": "computed in stuck()",
     "with 256, because 32 was not tried there": "experiments/stuck.py, experiments/inner.py",
-    "if an update has 128 gradient steps or more, in minibatches of 64 transitions or fewer": "experiments/advice.py",
     "16 and 128, lie somewhere between": "the two rules above",
     "With 8 and 32 gradient steps and": "8 minibatches x 1 and 4 epochs",
     "With 512 environments and 32 gradient steps": "4 x 512 x 32 / 2,048",
@@ -912,7 +953,6 @@ NOT_COMPUTED = {
     "(Three of the 7 are weak": "docs/figures.md",
     "(The best ε, 0.02, was not tried": "experiments/exploration.py",
     "(with ε 0.1, on another machine)": "docs/figures.md",
-    "64 environments with 256 end far below 4,096": "computed in inner()",
     "with its sums in another order it reached 39": "that run was not kept",
     "4, 32 and 256 gradient steps were compared": "MINIBATCHES",
     "a learning rate of 10⁻³": "the default",
@@ -920,7 +960,6 @@ NOT_COMPUTED = {
     "So 4,096 end more than 10 % higher, as claimed": "computed in hundred_million()",
     "But 64 do not stand still (growth within 5 %)": "experiments/longer.py",
     "(A quarter is 25M steps here": "100.7M / 4",
-    "after 100M steps on Breakout, 64 environments with rollouts of": "experiments/rollouts.py",
     "both with 256 gradient steps per update": "the same",
     "with rollouts of 2,048 steps, which give an update as many transitions": "the same",
     "as 4,096 environments have": "the same",
