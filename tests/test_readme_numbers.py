@@ -1030,7 +1030,8 @@ def test_rules_are_older_than_the_runs_that_they_are_for():
             continue
         runs = found.get("runs", {})
         started = [run["started"] for run in runs.values() if "started" in run] if "figure" in found else []
-        started += runs.get("started", []) if file.stem in ("longer", "rollouts") else []
+        started += runs.get("started", []) if file.stem in ("longer", "rollouts", "wider") else []
+        started += [when for figure in found.get("figures", {}).values() for when in figure["started"]]
         for heading, commits in found["rules were committed in"].items():
             assert commits and set(commits) <= set(written), (file.name, heading)
             for when in started:
