@@ -13,7 +13,8 @@ from experiments import grid, records
 from experiments.diagnosis import LOST_ENTROPY, MIN_LINES, MIN_UPDATES, RETURN, Course, Numbers
 
 SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
-GONE_ENTROPY = 0.3  # of that at the start: policies on Breakout's plateau have less, those that climb mostly more
+MANY_STEPS, SMALL_MINIBATCH = 8 * arguments.FEW_STEPS, 64  # with both an update fits its own transitions
+GONE_ENTROPY = 0.3  # of that in the first lines; Breakout's first plateau has less (results/stuck.json: 0.05 to 0.25)
 
 
 class Changed:
@@ -166,7 +167,7 @@ def fewer_gradient_steps(run: Changed) -> tuple[list[str], list[str]]:
     steps, size = gradient_steps(run), run.value("minibatch_size", 1)
     more = {name: 8 * run.value(name, 1) for name in ("num_envs", "total_timesteps")}
     # experiments/inner.py and minibatches.py: 256 gradient steps in minibatches of 32 were too many, 32 were not.
-    if steps < 8 * arguments.FEW_STEPS or run.value("minibatch_size", 128) > 64:
+    if steps < MANY_STEPS or run.value("minibatch_size", 2 * SMALL_MINIBATCH) > SMALL_MINIBATCH:
         return [], run.again("from scratch, as many updates", **more)
     coarser = []
     if run.args.num_minibatches % (8 * run.value("num_rollout_chunks", 1)) == 0:

@@ -2,7 +2,7 @@
 
     python -m experiments.doctor_cases --first-seed 100    # the seeds on which its thresholds were chosen
     python -m experiments.doctor_cases                     # seeds 0 to 9: writes results/doctor.json
-    python -m experiments.doctor_cases --sticky            # the three on MinAtar's games of no chance, with chance
+    python -m experiments.doctor_cases --sticky            # the three on games of hardly any chance, with more
 
 Each case is one command of one script with ten seeds. A finished run is not repeated, an interrupted one resumes.
 """

@@ -117,6 +117,8 @@ def draw(
             panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label)
         for after, values in (evaluated or {}).get(name, ()):
             panels[0].plot(np.full(len(values), after / 1e6), values, "o", color=colour, markersize=4)
+    if evaluated:
+        panels[0].plot([], [], "o", color="grey", markersize=4, label="policies, in new episodes")
     titles = (
         "episode return, Breakout",
         "gain on fresh transitions (linear within ± 0.001)",

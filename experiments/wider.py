@@ -21,7 +21,7 @@ from experiments.rollouts import MANY
 
 SEEDS = range(30, 35)  # which no other experiment on Breakout has
 STEPS = 2**26  # 67,108,864
-ENVS, NUM_STEPS = 65536, 4  # README's second command
+ENVS, NUM_STEPS = 65536, 4  # as in the last command of README's Quick start
 MOST = f"{ENVS} × {NUM_STEPS}"
 EPISODES = 1024
 LINES = {MOST: (f"{ENVS:,} environments × {NUM_STEPS} steps", 1.0, "-"), MANY: rollouts.LINES[MANY]}
@@ -37,9 +37,9 @@ def cells() -> dict[str, list[grid.Cell]]:
 
 
 def evaluation(run: grid.Cell, update: int, folder: Path) -> grid.Cell:
-    """The run that plays the policy that a run had after an update."""
+    """The run that plays EPISODES with the policy that a run had after an update."""
     flags = {"evaluate": f"{folder / run.name}@{update}", "num_eval_episodes": EPISODES}
-    return grid.Cell("ppo", f"played_{run.name}_{update}", tuple(flags.items()), update)
+    return grid.Cell("ppo", f"played_{EPISODES}_{run.name}_{update}", tuple(flags.items()), update)
 
 
 def evaluations(runs: Mapping[str, Sequence[grid.Cell]], folder: Path) -> dict[str, dict[str, list[grid.Cell]]]:
@@ -53,7 +53,7 @@ def evaluations(runs: Mapping[str, Sequence[grid.Cell]], folder: Path) -> dict[s
 
 
 def mean_return(run: grid.Cell, folder: Path) -> float:
-    return json.loads((folder / run.name / "summary.json").read_text())["eval/episodic_return"]
+    return json.loads((folder / run.name / "summary.json").read_text())["eval/episodic_return"]["mean"]
 
 
 def judge(curves: Mapping[str, Sequence[Curve]], returns: Returns) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def main(args: headline.Args) -> None:
     how = results.facts("wider", "## 65,536 environments")
     how |= {"runs": longer.origins(args.runs_dir, *runs.values())}
     out = headline.write(args, "wider", how, runs, found)
-    halfway = {name: [(0.5 * STEPS, of["half"]), (STEPS, of["end"])] for name, of in returns.items()}
-    longer.draw(found["curves"], LINES, out, halfway, STEPS)
+    policies = {name: [(0.5 * STEPS, of["half"]), (STEPS, of["end"])] for name, of in returns.items()}
+    longer.draw(found["curves"], LINES, out, policies, STEPS)
 
 
 if __name__ == "__main__":

@@ -878,13 +878,17 @@ def test_cases_with_sticky_actions_are_those_on_games_without_chance():
         assert flags == other | {"sticky_actions": "0.1"} and doctor_cases.CASES[name].expected == "climbing"
 
 
-def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_path, capsys):
+def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_path):
     made = []
     monkeypatch.setattr(doctor_cases.grid, "made", lambda cells, *_, **__: made.extend(c.name for c in cells))
     monkeypatch.chdir(tmp_path)
-    for sticky, count in ((True, 3), (False, 21)):
+    (tmp_path / "results").mkdir()
+    for sticky, count, file in ((True, 3, "doctor_sticky.json"), (False, 21, "doctor.json")):
         made.clear()
-        doctor_cases.main(runs_dir=tmp_path, sticky=sticky, out=tmp_path / "x.json")
+        doctor_cases.main(first_seed=100, runs_dir=tmp_path, sticky=sticky)
+        assert not (tmp_path / "results" / file).exists()
+        made.clear()
+        doctor_cases.main(runs_dir=tmp_path, sticky=sticky)
         assert len(made) == count and all(("sticky" in name) == sticky for name in made)
-        (heading,) = json.loads((tmp_path / "x.json").read_text())["rules were committed in"]
+        (heading,) = json.loads((tmp_path / "results" / file).read_text())["rules were committed in"]
         assert heading.endswith("sticky actions") == sticky

@@ -14,6 +14,7 @@ from scipy import stats
 import ppo
 import ppo_ewma
 from benchmarks.measure import ROOT
+from common.run import plots
 from common.run.arguments import parse
 from experiments import (
     again,
@@ -31,6 +32,7 @@ from experiments import (
     rollouts,
     stuck,
     usual,
+    verdicts,
     wider,
 )
 
@@ -768,25 +770,29 @@ def test_curves_of_a_hundred_million_steps_are_kept_and_drawn(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     "half, end, many, outcomes",
     [
-        (20, 30, 29, ["holds", "holds"]),
-        (20, 30, 31, ["does not hold", "holds"]),
+        (20, 30, 29.9, ["holds", "holds"]),
+        (20, 30, 30.1, ["does not hold", "holds"]),
         (20, 30, 30, ["not enough data", "holds"]),
-        (31, 30, 29, ["holds", "does not hold"]),
+        (29.9, 30, 29, ["holds", "holds"]),
+        (30.1, 30, 29, ["holds", "does not hold"]),
     ],
 )
 def test_65536_environments_are_judged_by_their_policies(half, end, many, outcomes):
-    """Returns in training are 99 throughout and must not count. The policies of each seed gain the same, though seeds
-    differ by more than that: only seed by seed it is seen that they go on."""
+    """Returns in training are 99 throughout and must not count. The policies of each seed gain the same, though where
+    the ends are equal seeds differ by more than that: only seed by seed it is seen that they go on."""
     x = np.linspace(0, wider.STEPS, 257)[1:]
     runs = [headline.Curve(x, 99 + 0 * x, x, x, x)] * 5
-    spread, seeds = 0.001 * np.arange(-2, 3), 30 * np.arange(-2, 3) * (end - half == 10 and many == 30)
+    spread, seeds = 0.001 * np.arange(-2, 3), 30 * np.arange(-2, 3) * (end == many)
     returns = {
         wider.MOST: {"half": half + spread + seeds, "end": end + 2 * spread + seeds},
         wider.MANY: {"half": many - 5 + spread, "end": many + spread},
     }
     found = wider.judge({name: runs for name in returns}, returns)
     assert list(found["outcomes"].values()) == outcomes
-    assert found["mean"]["end"][wider.MANY].mean == pytest.approx(many)
+    for name, when, mean in (
+        (wider.MOST, "half", half), (wider.MOST, "end", end), (wider.MANY, "half", many - 5), (wider.MANY, "end", many),
+    ):  # fmt: skip
+        assert found["mean"][when][name].mean == pytest.approx(mean)
     assert found["end less half"][wider.MANY].mean == pytest.approx(5)
     gap = stats.ttest_ind(returns[wider.MANY]["half"], returns[wider.MOST]["half"], equal_var=False)
     low, high = gap.confidence_interval()
@@ -810,15 +816,64 @@ def test_65536_environments_differ_from_4096_by_the_rollout_alone(tmp_path):
 
 
 def test_the_policies_of_65536_environments_are_kept_and_drawn(monkeypatch, tmp_path):
+    """From summaries as runs write them. Each curve is another multiple of the share of the steps."""
     monkeypatch.setattr(headline, "made", lambda *_: True)
-    x = np.linspace(0, wider.STEPS, 257)[1:]
-    monkeypatch.setattr(headline, "curve", lambda run: headline.Curve(x, x / x[-1], *np.full((3, 256), 0.5)))
-    monkeypatch.setattr(wider, "mean_return", lambda run, folder: float(run.num_updates))
-    wider.main(headline.Args(out=tmp_path / "x.json"))
+    part = np.linspace(0, 1, 1025)[1:]
+    returns, own, fresh, entropy = (times * part for times in (1, 2, 3, 4))
+    of_any = headline.Curve(part * wider.STEPS, returns, own, fresh, entropy)
+    monkeypatch.setattr(headline, "curve", lambda run: of_any)
+    runs = wider.cells()
+    for of in wider.evaluations(runs, tmp_path).values():
+        for cell in [*of["half"], *of["end"]]:
+            (tmp_path / cell.name).mkdir()
+            line = {"update": cell.num_updates, "global_step": 0, "eval/episodic_return": [float(cell.num_updates)]}
+            (tmp_path / cell.name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+            (tmp_path / cell.name / "summary.json").write_text(json.dumps(plots.summarize(tmp_path / cell.name)))
+    drawn = {}
+    monkeypatch.setattr(longer, "draw", lambda *of: drawn.update(zip(("curves", "lines", "out", "dots", "steps"), of)))  # noqa: B905
+    wider.main(headline.Args(runs_dir=tmp_path, out=tmp_path / "x.json"))
     kept = json.loads((tmp_path / "x.json").read_text())
-    assert kept["return of the policy"][wider.MOST] == {"half": [128.0] * 5, "end": [256.0] * 5}
+    assert kept["return of the policy"] == {
+        wider.MOST: {"half": [128.0] * 5, "end": [256.0] * 5},
+        wider.MANY: {"half": [256.0] * 5, "end": [512.0] * 5},
+    }
+    for key, share, times in (
+        ("return in training, last tenth", 0.95, 1),
+        ("entropy, last half", 0.75, 4),
+        ("own, last half", 0.75, 2),
+        ("fresh, last half", 0.75, 3),
+    ):
+        values = kept["gains"][key] if key in kept["gains"] else kept[key]
+        assert values[wider.MOST] == values[wider.MANY] == pytest.approx([times * share] * 5, abs=0.005)
     assert kept["curves"]["returns"][wider.MANY][0][-1] == pytest.approx(63.5 / 64, abs=0.005)
-    assert (tmp_path / "x.png").stat().st_size > 10_000
+    (commits,) = kept["rules were committed in"].values()
+    assert commits and kept["runs"] == {"started": [], "commits": []}
+    assert drawn["steps"] == 2**26 and drawn["lines"].keys() == runs.keys() and drawn["out"] == tmp_path / "x.png"
+    for name, first in ((wider.MOST, 128), (wider.MANY, 256)):
+        (half, at_half), (end, at_end) = drawn["dots"][name]
+        assert (half, end) == (2**25, 2**26) and (at_half == first).all() and (at_end == 2 * first).all()
+
+
+def test_a_picture_of_runs_has_their_steps_and_the_policies(monkeypatch, tmp_path):
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    curves = {key: {"a": np.ones((5, longer.PARTS))} for key in longer.DRAWN}
+    longer.draw(curves, {"a": ("some", 0.0, "-")}, tmp_path / "x.png", {"a": [(2**26, np.arange(5.0))]}, 2**26)
+    axes = figures[0].axes[0]
+    assert max(line.get_xdata().max() for line in axes.lines if len(line.get_xdata()) == longer.PARTS) < 67.2
+    (dots,) = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert dots.get_xdata() == pytest.approx([67.108864] * 5) and list(dots.get_ydata()) == [0, 1, 2, 3, 4]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["some", "policies, in new episodes"]
+
+
+def test_an_evaluation_of_other_episodes_is_another_run(monkeypatch, tmp_path):
+    names = lambda: [c.name for of in wider.evaluations(wider.cells(), tmp_path).values() for c in of["end"]]  # noqa: E731
+    before = names()
+    monkeypatch.setattr(wider, "EPISODES", 512)
+    assert not {*before} & {*names()} and len({*before}) == 10
+    assert f"--num-envs {wider.ENVS} --num-steps {wider.NUM_STEPS}" in (ROOT / "README.md").read_text()
 
 
 # What stayed undecided on Pendulum
@@ -832,6 +887,7 @@ def test_what_stayed_undecided_is_asked_of_new_seeds_alone():
             flags, old = dict(run.flags), dict(earlier[key].flags)
             assert (flags.pop("seed"), flags.pop("num_seeds")) == (40, count)
             assert old.pop("seed") + old.pop("num_seeds") <= 40 and flags == old
+    assert {dict(run.flags)["num_envs"] for run in runs["9"].values()} == {4}
 
 
 @pytest.mark.parametrize(
@@ -844,6 +900,7 @@ def test_what_stayed_undecided_is_asked_of_new_seeds_alone():
         ({"final, 12, (8.0, 0.02)": 0.81}, ["holds", "does not hold", "holds"]),
         ({"final, 12, (8.0, 0.02)": 0.83}, ["holds"] * 3),
         ({"final, 9, larger-minibatches": 0.81}, ["holds", "holds", "does not hold"]),
+        ({"final, 9, larger-minibatches": 0.79}, ["holds"] * 3),
     ],
 )
 def test_what_stayed_undecided_is_judged_by_the_margins_of_its_figure(changed, verdicts):
@@ -866,3 +923,25 @@ def test_what_stayed_undecided_is_judged_by_the_margins_of_its_figure(changed, v
     found = again.checks(data, runs)
     assert [again.verdicts.verdict(found[name]) for name in ("5b", "12", "9")] == verdicts
     assert [len(found[name]) for name in ("5b", "12", "9")] == [5, 3, 1]
+
+
+def test_what_was_asked_again_is_kept_with_the_start_of_its_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(again.grid, "made", lambda *_: True)
+    monkeypatch.setattr(
+        again, "checks", lambda data, runs: {name: [verdicts.difference(name, X5, 0.0, 0.5)] for name in runs}
+    )
+    for of in again.cells().values():
+        for run in of.values():
+            (tmp_path / run.name).mkdir(exist_ok=True)
+            (tmp_path / run.name / "args.json").write_text(json.dumps({"started": run.name}))
+    again.main(again.Args(runs_dir=tmp_path, out=tmp_path / "x.json"))
+    kept = json.loads((tmp_path / "x.json").read_text())
+    (commits,) = kept["rules were committed in"].values()
+    assert commits and kept["figures"].keys() == {"5b", "12", "9"}
+    for name, figure in kept["figures"].items():
+        assert figure["started"] == sorted(run.name for run in again.cells()[name].values())
+        assert figure["verdict"] == figure["checks"][0]["outcome"] == "holds"
+        assert figure["checks"][0]["samples"] == [[1.0, 1.1, 1.2, 1.3, 1.4], 0.0]
+
+
+X5 = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
