@@ -22,17 +22,23 @@ from experiments.rollouts import MANY
 SEEDS = range(30, 35)  # which no other experiment on Breakout has
 STEPS = 2**26  # 67,108,864
 ENVS, NUM_STEPS = 65536, 4  # as in the last command of README's Quick start
-MOST = f"{ENVS} × {NUM_STEPS}"
+FEWER = ENVS * NUM_STEPS // headline.NUM_STEPS  # environments with as many transitions per update, by longer rollouts
+MOST, SAME = f"{ENVS} × {NUM_STEPS}", f"{FEWER} × {headline.NUM_STEPS}"
 EPISODES = 1024
-LINES = {MOST: (f"{ENVS:,} environments × {NUM_STEPS} steps", 1.0, "-"), MANY: rollouts.LINES[MANY]}
+LINES = {
+    MOST: (f"{ENVS:,} environments × {NUM_STEPS} steps", 1.0, "-"),
+    SAME: (f"{FEWER:,} environments × {headline.NUM_STEPS} steps", 0.9, "--"),
+    MANY: rollouts.LINES[MANY],
+}
 Returns = Mapping[str, Mapping[str, np.ndarray]]  # of the policies "half" way and at the "end", by kind of run: [seeds]
 
 
 def cells() -> dict[str, list[grid.Cell]]:
-    """All runs, by environments × steps per rollout."""
+    """All runs, by environments × steps per rollout. Of SAME, which no hypothesis is about, two."""
     return {
         MOST: [headline.cell(ENVS, seed, STEPS, num_steps=NUM_STEPS) for seed in SEEDS],
         MANY: [headline.cell(longer.LARGE, seed, STEPS) for seed in SEEDS],
+        SAME: [headline.cell(FEWER, seed, STEPS) for seed in SEEDS[:2]],
     }
 
 
@@ -91,7 +97,7 @@ def main(args: headline.Args) -> None:
     """Makes what is missing, prints the outcomes, and writes samples, intervals, curves and a picture."""
     runs = cells()
     played = evaluations(runs, args.runs_dir)
-    there = headline.made(args, *zip(*runs.values(), strict=True))  # in pairs
+    there = headline.made(args, *zip(runs[MOST], runs[MANY], strict=True), runs[SAME])  # in pairs
     if not headline.made(args, *(of_one for when in played.values() for of_one in when.values())) or not there:
         return
     returns = {

@@ -800,7 +800,7 @@ def test_65536_environments_are_judged_by_their_policies(half, end, many, outcom
 
 
 def test_65536_environments_differ_from_4096_by_the_rollout_alone(tmp_path):
-    most, many = wider.cells().values()
+    most, many, same = wider.cells().values()
     for seed, a, b in zip((30, 31, 32, 33, 34), most, many, strict=True):
         args = [ppo.Args(**dict(run.flags)) for run in (a, b)]
         assert [(x.num_envs, x.num_steps, x.num_minibatches) for x in args] == [(65536, 4, 128), (4096, 32, 64)]
@@ -809,6 +809,9 @@ def test_65536_environments_differ_from_4096_by_the_rollout_alone(tmp_path):
             assert (x.minibatch_size, x.seed, x.sticky_actions) == (2048, seed, 0.1)
             assert run.num_updates % 2 == 0 and run.num_updates // 2 == x.checkpoint_every
         assert len({x.num_updates * x.update_epochs * x.num_minibatches for x in args}) == 1
+    for a, b in zip(most[:2], same, strict=True):
+        one, other = (ppo.Args(**dict(run.flags)) for run in (a, b))
+        assert replace(one, num_envs=8192, num_steps=32) == other and a.num_updates == b.num_updates
     played = wider.evaluations(wider.cells(), tmp_path)[wider.MOST]
     half, end = (grid.command(played[when][0], tmp_path) for when in ("half", "end"))
     assert half[2:4] == ["--evaluate", f"{tmp_path / most[0].name}@128"] and f"{tmp_path / most[0].name}@256" in end
@@ -836,6 +839,7 @@ def test_the_policies_of_65536_environments_are_kept_and_drawn(monkeypatch, tmp_
     assert kept["return of the policy"] == {
         wider.MOST: {"half": [128.0] * 5, "end": [256.0] * 5},
         wider.MANY: {"half": [256.0] * 5, "end": [512.0] * 5},
+        wider.SAME: {"half": [128.0] * 2, "end": [256.0] * 2},
     }
     for key, share, times in (
         ("return in training, last tenth", 0.95, 1),
@@ -845,6 +849,7 @@ def test_the_policies_of_65536_environments_are_kept_and_drawn(monkeypatch, tmp_
     ):
         values = kept["gains"][key] if key in kept["gains"] else kept[key]
         assert values[wider.MOST] == values[wider.MANY] == pytest.approx([times * share] * 5, abs=0.005)
+        assert values[wider.SAME] == values[wider.MOST][:2]
     assert kept["curves"]["returns"][wider.MANY][0][-1] == pytest.approx(63.5 / 64, abs=0.005)
     (commits,) = kept["rules were committed in"].values()
     assert commits and kept["runs"] == {"started": [], "commits": []}
@@ -872,7 +877,7 @@ def test_an_evaluation_of_other_episodes_is_another_run(monkeypatch, tmp_path):
     names = lambda: [c.name for of in wider.evaluations(wider.cells(), tmp_path).values() for c in of["end"]]  # noqa: E731
     before = names()
     monkeypatch.setattr(wider, "EPISODES", 512)
-    assert not {*before} & {*names()} and len({*before}) == 10
+    assert not {*before} & {*names()} and len({*before}) == 12
     assert f"--num-envs {wider.ENVS} --num-steps {wider.NUM_STEPS}" in (ROOT / "README.md").read_text()
 
 
