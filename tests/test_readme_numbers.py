@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import ppo
 from benchmarks import report
 from common.run import arguments
 from experiments import advice, headline, results, usual as inner_loops
@@ -448,6 +449,36 @@ def rollouts():
     yield f"64 with 32 steps and 32 gradient steps end at {np.mean(few):.0f}"
 
 
+def wider():
+    """65,536 environments with rollouts of 4 steps."""
+    found = read("wider")
+    policies, gains = found["return of the policy"], found["gains"]
+    assert list(found["outcomes"].values()) == ["does not hold", "holds"]
+    told = lambda x, digits: spread(x, digits) if len(x) > 2 else f"{np.mean(x):.{digits}f}"  # noqa: E731
+    for name, (n, steps) in {"65536 × 4": (65536, 4), "8192 × 32": (8192, 32), "4096 × 32": (4096, 32)}.items():
+        if name not in policies:
+            continue
+        half, end = (np.array(policies[name][when]) for when in ("half", "end"))
+        cells = [f"{n:,} × {steps}", f"{n * steps:,}", f"{4 * n * steps // 2048}", f"{2**26 // (n * steps)}"]
+        cells += [told(half, 1), told(end, 1), ", ".join(f"{x:.1f}" for x in end), told(end - half, 1)]
+        cells += [f"{np.mean(found['entropy, last half'][name]):.2f}"]
+        cells += [f"{np.mean(gains['own, last half'][name]):.3f}", told(gains["fresh, last half"][name], 5)]
+        yield Headline(f"| {' | '.join(cells)} |")
+    most, many = (np.array(policies[name]["end"]) for name in ("65536 × 4", "4096 × 32"))
+    low, high = stats.ttest_ind(most, many, equal_var=False).confidence_interval()
+    yield Headline(minus(f"**refuted**: {np.mean(most) - np.mean(many):.1f} ({low:.1f} to {high:.1f})"))
+    yield Headline(f"**holds**: {spread(most - policies['65536 × 4']['half'], 1)}")
+    half = np.mean(policies["4096 × 32"]["half"])
+    yield Headline(f"are about where 4,096 are half-way: {np.mean(most):.1f} and {half:.1f} (not asked)")
+    args = ppo.Args()
+    beyond = (args.gamma * args.gae_lambda) ** 4
+    yield Headline(f"by γλ = {args.gamma * args.gae_lambda:.2f} that is {100 * beyond:.0f} % of GAE's weights")
+    ends = f"end at {spread(most, 1)}, those of 4,096 with rollouts of 32 steps at {spread(many, 1)}"
+    yield Headline(ends)
+    yield f"the policies {ends}"
+    yield f"({np.mean(most):.0f} after 67M with sticky actions, where 4,096 × 32 have {np.mean(many):.0f})."
+
+
 def usual():
     """The inner loop of Stable-Baselines3 on Asterix."""
     found = read("usual")
@@ -854,6 +885,7 @@ CLAIMS = [
         hundred_million,
         pauses,
         rollouts,
+        wider,
         usual,
         without_chance,
         inner,
@@ -918,6 +950,9 @@ NOT_COMPUTED = {
     "(0 is a random policy, 1 a longer run of `ppo.py`)": "experiments/scores.py",
     "At 3·10⁻⁴,": "the learning rate of experiments/usual.py and of headline.ARMS",
     "Two of the five runs with 64 environments": "computed in stuck()",
+    "- **65,536 environments** with rollouts of 4 steps, so that 67M steps make 256": "experiments/wider.py",
+    "updates, are far behind 4,096 on Breakout": "computed in wider()",
+    "- **65,536 environments with rollouts of 4 steps fall behind**: after 67M": "computed in wider()",
     # The size of an experiment, experiments/inner.py if nothing else is said.
     "so a minibatch has 2,048 transitions on the diagonal, and 32 to 131,072 elsewhere": "MINIBATCH, SIZES",
     "64 environments with rollouts of 256 or 2,048 steps": "experiments/entropy.py",
