@@ -456,8 +456,6 @@ def wider():
     assert list(found["outcomes"].values()) == ["does not hold", "holds"]
     told = lambda x, digits: spread(x, digits) if len(x) > 2 else f"{np.mean(x):.{digits}f}"  # noqa: E731
     for name, (n, steps) in {"65536 × 4": (65536, 4), "8192 × 32": (8192, 32), "4096 × 32": (4096, 32)}.items():
-        if name not in policies:
-            continue
         half, end = (np.array(policies[name][when]) for when in ("half", "end"))
         cells = [f"{n:,} × {steps}", f"{n * steps:,}", f"{4 * n * steps // 2048}", f"{2**26 // (n * steps)}"]
         cells += [told(half, 1), told(end, 1), ", ".join(f"{x:.1f}" for x in end), told(end - half, 1)]
@@ -476,6 +474,9 @@ def wider():
     ends = f"end at {spread(most, 1)}, those of 4,096 with rollouts of 32 steps at {spread(many, 1)}"
     yield Headline(ends)
     yield f"the policies {ends}"
+    same = np.mean(policies["8192 × 32"]["end"])
+    yield f"8,192 with rollouts of 32 steps, whose updates are as large, have {same:.0f}"
+    yield Headline("end at {:.1f} and {:.1f}, about where 4,096 do".format(*policies["8192 × 32"]["end"]))
     yield f"({np.mean(most):.0f} after 67M with sticky actions, where 4,096 × 32 have {np.mean(many):.0f})."
 
 
