@@ -62,7 +62,9 @@ def first_runs():
     yield f"this took {seconds[0]:.0f} s, compiling included, and reached a return of {plain:.0f}"
     (again,) = (value for key, value in read("first_runs").items() if key.startswith("again"))
     ends = [run["eval/episodic_return"] for run in again.values()]
-    yield f"on another machine {ends[0]:.0f})"
+    (third,) = (value["python ppo.py"] for key, value in read("first_runs").items() if key.startswith("once more"))
+    last_end, last_seconds = third["eval/episodic_return"], third["seconds, whole command"]
+    yield f"on two other machines {ends[0]:.0f} and {last_end:.0f}, there in {last_seconds:.0f} s)"
     updates = [run["updates"] for run in runs.values()]
     assert updates[1] == 8
     yield f"the run took {seconds[1]:.0f} s and reached {many:.1f} (one seed; on another machine {ends[1]:.1f})."
