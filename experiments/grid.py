@@ -280,11 +280,25 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
             shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
         log.write(shlex.join(words) + "\n")
         log.flush()
-        bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
         # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
         # second signal, at which it exits without saving.
         words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
-        return subprocess.Popen(words, stdout=log, stderr=log, preexec_fn=bind, process_group=0)
+        with _bound(cores):
+            return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
+
+
+@contextlib.contextmanager
+def _bound(cores: set[int]) -> Iterator[None]:
+    """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
+    could deadlock once JAX has started its threads.)"""
+    before = os.sched_getaffinity(0) if cores else set()
+    try:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        yield
+    finally:
+        if cores:
+            os.sched_setaffinity(0, before)
 
 
 def alive(run: Path) -> bool:

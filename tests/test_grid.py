@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from common.run.arguments import UsageError
@@ -22,7 +23,7 @@ from experiments.grid import Cell
 ROOT = Path(__file__).parents[1]
 FAKE = '''
 """Imitates a run: its folder and lock, its refusal of one that exists, its summary, and what a signal does to it."""
-import fcntl, json, shlex, signal, sys, time
+import fcntl, json, os, shlex, signal, sys, time
 from pathlib import Path
 
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -35,6 +36,8 @@ if not resume:
 lock = open(run / "source.py", "a")
 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 saved = json.loads((run / "args.json").read_text())
+if hasattr(os, "sched_getaffinity"):
+    (run / "cores.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
 caught = []
 
 def stop(number, frame):  # the first signal is a wish, the second goes through
@@ -229,6 +232,17 @@ def test_jobs_share_the_cores_without_overlap(monkeypatch):
         assert len(shares) == jobs and sorted(core for share in shares for core in share) == [4, 5, 6, 7, 8]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert all(share for share in grid._shares(7))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux only")
+def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
+    mine = os.sched_getaffinity(0)
+    jax.devices()  # from here on JAX warns of a fork that runs Python in the child: it may deadlock
+    run(*(cell(name, seconds=0.5) for name in "ab"), jobs=2)
+    kept = sorted(json.loads(path.read_text()) for path in RUNS.glob("*/cores.json"))
+    assert kept == sorted(sorted(share) for share in grid._shares(2))
+    assert os.sched_getaffinity(0) == mine
+    assert not [warning for warning in recwarn if "fork" in str(warning.message)]
 
 
 # Two at once
