@@ -892,3 +892,23 @@ def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_pat
         assert len(made) == count and all(("sticky" in name) == sticky for name in made)
         (heading,) = json.loads((tmp_path / "results" / file).read_text())["rules were committed in"]
         assert heading.endswith("sticky actions") == sticky
+
+
+def test_the_page_shows_what_the_interventions_with_sticky_actions_found():
+    root = Path(__file__).parents[1]
+    found = json.loads((root / "results" / "doctor_sticky_interventions.json").read_text())
+    returns = {lever["lever"]: np.array(lever["returns"]) for lever in found["levers"]}
+    page = (root / "docs" / "doctor.md").read_text()
+    names = {"control": "unchanged", "entropy": "entropy bonus × 5", "eps": "ε ÷ 4"}
+    for lever in found["levers"]:
+        values = returns[lever["lever"]]
+        less = ""
+        if lever["lever"] != "control":
+            each = values - returns["control"]
+            # The t-quantile of 9 degrees of freedom at 1 - 0.025 / 2, from a table: two levers, jointly 95 %.
+            width = 2.6850 * each.std(ddof=1) / np.sqrt(each.size)
+            less = f"{each.mean():+.2f} ± {width:.2f}".replace("-", "−")
+            assert np.allclose([lever["difference"], lever["width"]], [each.mean(), width], atol=2e-3)
+        above = f"{(values > 7).sum()}" + (" of 10" if lever["lever"] == "control" else "")
+        row = f"| {names[lever['lever']]} | {values.mean():.1f} | {less} | {above} |".replace("|  |", "| |")
+        assert row in page
