@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import tyro
 
-from common import envs, evaluation
 from experiments import grid, headline, longer, results, verdicts, wider
 from experiments.headline import Curve, interval
 from experiments.longer import SEEDS, STILL
+from experiments.reference_scores import random_returns
 
 STEPS = {"playground/CartpoleSwingup": 2**22, "playground/ReacherHard": 2**22, "brax/halfcheetah": 2**21}
 FLAGS = {"norm_obs": True, "norm_reward": True, "ent_coef": 0.0, "stagger_resets": 1000}  # usual for such tasks
@@ -62,13 +61,6 @@ def cells() -> dict[str, dict[str, list[grid.Cell]]]:
     return {task: {arm: [cell(task, arm, seed) for seed in SEEDS] for arm in ARMS} for task in STEPS}
 
 
-def random_return(task: str) -> float:
-    """The mean return of EPISODES episodes with actions that are all equally likely."""
-    suite = envs.make(task, 1).suite
-    act = lambda obs, key: suite.action_space.sample(key, obs.shape[0])  # noqa: E731
-    return float(jax.jit(lambda key: evaluation.play(suite, EPISODES, act, key).total_reward)(jax.random.key(0)).mean())
-
-
 def judge(curves: Mapping[str, Mapping[str, Sequence[Curve]]], policies: Samples) -> dict[str, Any]:
     """What the rules ask for, and the curves that the picture shows. policies: returns of those after the last
     update."""
@@ -100,8 +92,7 @@ def judge(curves: Mapping[str, Mapping[str, Sequence[Curve]]], policies: Samples
     return {
         "outcomes": {claim: {"on all": verdicts.together([*of.values()])} | of for claim, of in outcomes.items()},
         "checks": {
-            claim: {task: [one._asdict() | {"outcome": one.outcome} for one in of] for task, of in tasks.items()}
-            for claim, tasks in checks.items()
+            claim: {task: [one.stored() for one in of] for task, of in tasks.items()} for claim, tasks in checks.items()
         },
         "return, last tenth": ends,
         "return of the policy at the end": policies,
@@ -125,22 +116,26 @@ def draw(
     out: Path,
 ) -> None:
     """Returns in training over environment steps, a panel for each task: a thin line per seed, their median thick.
-    Dots are the policies at the end."""
+    Dots are the policies at the end, of the two arms whose policies are compared."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.4), layout="constrained")
     panels = figure.subplots(1, len(STEPS))
-    # The colours of 64 and 512 environments in the other pictures' colour map; what varies beside them is the style.
-    looks = {FEW: (0.0, ":"), SOME: (0.0, "-"), MANY: (0.0, "--"), MORE: (0.45, "--"), SLOW: (0.8, "-.")}
+    # The other pictures' colours of viridis are for numbers of environments; these are for gradient steps.
+    looks = {FEW: (0.0, "-"), SOME: (0.4, "-"), MANY: (0.75, "-"), MORE: (0.75, "--"), SLOW: (0.75, ":")}
     for panel, (task, of) in zip(panels, drawn.items(), strict=True):
         x = (np.arange(longer.PARTS) + 0.5) * STEPS[task] / longer.PARTS / 1e6
         for arm, (place, style) in looks.items():
-            values, colour = np.array(of[arm], np.float64), colormaps["viridis"](place)
+            values, colour = np.array(of[arm], np.float64), colormaps["plasma"](place)
             panel.plot(x, values.T, style, color=colour, linewidth=0.5, alpha=0.3)
             panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=arm)
-            at = np.full(len(values), STEPS[task] / 1e6)
-            panel.plot(at, policies[task][arm], "o", color=colour, markersize=4, alpha=0.6)
+        for arm, fill in ((MANY, "full"), (MORE, "none")):
+            at = np.full(len(policies[task][arm]), STEPS[task] / 1e6)
+            colour = colormaps["plasma"](looks[arm][0])
+            panel.plot(
+                at, policies[task][arm], "o", color=colour, markersize=5, fillstyle=fill, label=f"policy of {arm}"
+            )
         panel.axhline(random[task], color="grey", linewidth=1, label="random actions")
         headline.tidy(panel, f"episode return, {task.partition('/')[2]}")
     figure.legend(
@@ -161,7 +156,7 @@ def main(args: headline.Args) -> None:
     }
     found = judge({task: headline.curves(args, arms) for task, arms in runs.items()}, policies)
     print(json.dumps(found["outcomes"], indent=1))
-    found["return of random actions"] = {task: random_return(task) for task in STEPS}
+    found["return of random actions"] = {task: float(random_returns(task, EPISODES).mean()) for task in STEPS}
     how = results.facts("control", "## README's two rules in continuous control")
     how |= {"runs": longer.origins(args.runs_dir, *flat.values())}
     draw(

@@ -19,6 +19,7 @@ from common.run.arguments import parse
 from experiments import (
     again,
     clip,
+    control,
     controllers,
     entropy,
     exploration,
@@ -879,6 +880,119 @@ def test_an_evaluation_of_other_episodes_is_another_run(monkeypatch, tmp_path):
     monkeypatch.setattr(wider, "EPISODES", 512)
     assert not {*before} & {*names()} and len({*before}) == 12
     assert f"--num-envs {wider.ENVS} --num-steps {wider.NUM_STEPS}" in (ROOT / "README.md").read_text()
+
+
+# README's two rules in continuous control
+
+CONTROL = dict(zip(control.ARMS, (100.0, 200.0, 50.0, 150.0, 120.0), strict=True))  # the ends of runs that obey them
+
+
+def control_runs(growth=0.0, **ends):
+    """Runs of all tasks that end at these levels. Those of MANY grew by so much before, the others by 0.3."""
+    levels, spread = CONTROL | ends, 1e-4 * np.arange(-2, 3)
+    x = np.linspace(0, 1, 4001)[1:]
+
+    def run(level, steps, grown, s):
+        late = level * (1 + s)
+        fourth = (0.15 * 9 + 0.1 * late) / 0.25  # 9, and the level in the last tenth
+        returns = np.select([x <= 0.5, x <= 0.75, x <= 0.9], [99.0, fourth / (1 + grown), 9.0], late)
+        return headline.Curve(x * steps, returns, 2 * x, 3 * x, 4 * x, kl=5 * x)
+
+    return {
+        task: {
+            arm: [run(level, steps, growth if arm == control.MANY else 0.3, s) for s in spread]
+            for arm, level in levels.items()
+        }
+        for task, steps in control.STEPS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "changed, outcomes",
+    [
+        ({}, ["holds", "holds", "holds", "holds", "holds"]),
+        ({control.SOME: 99.0}, ["does not hold", "holds", "holds", "holds", "holds"]),
+        ({control.SOME: 100.0}, ["not enough data", "holds", "holds", "holds", "holds"]),
+        ({control.MANY: 201.0}, ["holds", "does not hold", "holds", "does not hold", "holds"]),
+        ({control.MORE: 1.0}, ["holds", "holds", "holds", "holds", "holds"]),  # only its policies count
+        ({control.SLOW: 49.0}, ["holds", "holds", "holds", "does not hold", "holds"]),
+        ({"growth": 0.045}, ["holds", "holds", "holds", "holds", "holds"]),
+        ({"growth": 0.055}, ["holds", "holds", "holds", "holds", "does not hold"]),
+        ({"growth": -0.055}, ["holds", "holds", "holds", "holds", "does not hold"]),
+    ],
+)
+def test_the_rules_are_judged_in_continuous_control(changed, outcomes):
+    spread = 0.01 * np.arange(-2, 3)
+    policies = {task: {arm: 80.0 + (arm == control.MORE) + spread for arm in control.ARMS} for task in control.STEPS}
+    found = control.judge(control_runs(**changed), policies)
+    for task in ("on all", *control.STEPS):
+        assert [of[task] for of in found["outcomes"].values()] == outcomes
+    for task in control.STEPS:
+        assert found["of an update, last tenth"]["kl"][task][control.FEW] == pytest.approx([4.75] * 5, abs=0.01)
+        assert found["mean"]["return of the policy at the end"][task][control.MORE].mean == pytest.approx(81)
+        ends = found["mean"]["return, last tenth"][task]
+        assert ends[control.MORE].mean == pytest.approx((CONTROL | changed)[control.MORE], rel=1e-3)
+
+
+def test_more_environments_are_judged_by_their_policies_in_continuous_control():
+    policies = {task: {arm: np.array([7.0, 8, 9, 8, 8]) for arm in control.ARMS} for task in control.STEPS}
+    task = "brax/halfcheetah"
+    policies[task][control.MORE] = np.array([3.0, 5, 4, 4, 5])
+    found = control.judge(control_runs(), policies)
+    claim = "with 256, more environments end higher"
+    assert list(found["outcomes"][claim].values()) == [
+        "does not hold",
+        "not enough data",
+        "not enough data",
+        "does not hold",
+    ]
+    (check,) = found["checks"][claim][task]
+    gap = stats.ttest_ind(policies[task][control.MORE], policies[task][control.MANY], equal_var=False)
+    assert (check["low"], check["high"]) == pytest.approx(tuple(gap.confidence_interval()))
+
+
+def test_the_arms_of_continuous_control_are_those_of_the_rules():
+    wanted = [(64, 2048, 4, 1e-3), (64, 256, 32, 1e-3), (64, 32, 256, 1e-3), (512, 256, 256, 1e-3), (64, 32, 256, 1e-4)]
+    for task, arms in control.cells().items():
+        for (envs, size, steps, rate), runs in zip(wanted, arms.values(), strict=True):
+            for seed, run in zip((20, 21, 22, 23, 24), runs, strict=True):
+                args = ppo.Args(**dict(run.flags))
+                assert (args.num_envs, args.minibatch_size, args.learning_rate) == (envs, size, rate)
+                assert args.update_epochs * args.num_minibatches == steps and args.seed == seed and args.env_id == task
+                assert args.num_envs * args.num_steps * run.num_updates == args.total_timesteps == control.STEPS[task]
+                assert (args.norm_obs, args.norm_reward, args.ent_coef, args.stagger_resets) == (True, True, 0.0, 1000)
+
+
+def test_the_runs_of_continuous_control_are_kept_and_drawn(monkeypatch, tmp_path):
+    """From summaries as runs write them."""
+    from matplotlib.figure import Figure
+
+    figures, random = [], {task: float(i) for i, task in enumerate(control.STEPS)}
+    monkeypatch.setattr(headline, "made", lambda *_: True)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    monkeypatch.setattr(control, "random_returns", lambda task, episodes: np.full(episodes, random[task]))
+    of_runs = control_runs()
+    for arms in control.cells().values():
+        for arm, cells in arms.items():
+            for cell in cells:
+                (tmp_path / cell.name).mkdir()
+                line = {"update": cell.num_updates, "global_step": 0, "eval/episodic_return": [CONTROL[arm]]}
+                (tmp_path / cell.name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+                (tmp_path / cell.name / "summary.json").write_text(json.dumps(plots.summarize(tmp_path / cell.name)))
+    monkeypatch.setattr(
+        headline, "curves", lambda args, runs: next(of_runs[t] for t, of in control.cells().items() if of == runs)
+    )
+    control.main(headline.Args(runs_dir=tmp_path, out=tmp_path / "x.json"))
+    kept = json.loads((tmp_path / "x.json").read_text())
+    assert kept["return of random actions"] == random and len(kept["commands"]) == 15
+    (commits,) = kept["rules were committed in"].values()
+    assert commits
+    for panel, task in zip(figures[0].axes, control.STEPS, strict=True):
+        assert kept["return of the policy at the end"][task] == {arm: [end] * 5 for arm, end in CONTROL.items()}
+        lines = {line.get_label(): line.get_ydata() for line in panel.lines}
+        assert all(lines[arm][-1] == pytest.approx(end, rel=1e-3) for arm, end in CONTROL.items())
+        assert list(lines[f"policy of {control.MORE}"]) == [CONTROL[control.MORE]] * 5
+        assert lines["random actions"][0] == random[task]
 
 
 # What stayed undecided on Pendulum
