@@ -273,7 +273,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "claim": figure.claim,
         "verdict": found,
         **results.committed(*rules_of(name, args.preset)),
-        "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+        "checks": [check.stored() for check in checks],
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
         "drawn_last": last_points(shown),

@@ -82,7 +82,7 @@ def main(args: Args) -> None:
     figures: dict[str, Any] = {
         name: {
             "verdict": verdicts.verdict(of),
-            "checks": [check._asdict() | {"outcome": check.outcome} for check in of],
+            "checks": [check.stored() for check in of],
             "commands": {f"{key}": grid.paste(run, args.runs_dir) for key, run in runs[name].items()},
             "started": sorted(began(run, args.runs_dir) for run in runs[name].values()),
         }

@@ -59,7 +59,7 @@ def judge(curves: Mapping[str, Sequence[Curve]], stored: Mapping[str, Mapping[st
     }
     others = ("own", "fresh", "kl", "weight_norm")
     return {
-        "checks": {claim: check._asdict() | {"outcome": check.outcome} for claim, check in checks.items()},
+        "checks": {claim: check.stored() for claim, check in checks.items()},
         ENTROPY: kept,
         "seeds that reach the level": {arm: int(np.isfinite(of_arm).sum()) for arm, of_arm in reached.items()},
         ENDS: ends,

@@ -87,7 +87,7 @@ def judge(curves: Mapping[Key, Sequence[Curve]]) -> dict[str, Any]:
     return {
         "levels": LEVELS,
         "checks": {
-            kind: [check._asdict() | {"outcome": check.outcome} for check in checks]
+            kind: [check.stored() for check in checks]
             for kind, checks in {
                 "more environments": sizes,
                 "more data of 64 environments": data,

@@ -69,7 +69,7 @@ def main(
         ends = (data.final(runs[name, weak, bonus]) for bonus in (True, False))
         checks.append(difference(what, *ends))
     print("\n".join(map(str, checks)))
-    told = [check._asdict() | {"outcome": check.outcome} for check in checks]
+    told = [check.stored() for check in checks]
     how = results.facts("exploration", "## Is the plateau of too large a step")
     results.write(out, how | {"checks": told, "runs": found})
 

@@ -284,7 +284,7 @@ def main(
     checks = judge(found)
     for name, of_claim in checks.items():
         print(name, *map(str, of_claim), sep="\n  ")
-    told = {name: [check._asdict() | {"outcome": check.outcome} for check in of] for name, of in checks.items()}
+    told = {name: [check.stored() for check in of] for name, of in checks.items()}
     of_runs = {f"{script}, {size} environments": row for (script, size), row in found.items()}
     how = results.facts("exploration_rnd", "## Hard exploration: PPO against RND")
     results.write(out, how | {"checks": told, "runs": of_runs})

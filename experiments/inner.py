@@ -132,9 +132,7 @@ def judge(curves: Mapping[Key, Sequence[Curve]], branches: Sequence[Curve], gent
     return {
         "levels": LEVELS,
         "outcomes": {claim: verdicts.together([check.outcome for check in of]) for claim, of in checks.items()},
-        "checks": {
-            claim: [check._asdict() | {"outcome": check.outcome} for check in of] for claim, of in checks.items()
-        },
+        "checks": {claim: [check.stored() for check in of] for claim, of in checks.items()},
         "entropy when the return first reaches the level": {spelled(key): values for key, values in kept.items()},
         "share of samples beyond the clip range until then": {
             spelled(key): [clipped(c, LEVELS[key[0]], end(key)) for c in of_one] for key, of_one in curves.items()

@@ -64,9 +64,7 @@ def judge(curves: Mapping[int, Sequence[Curve]]) -> dict[str, Any]:
     return {
         "hypothesis": verdicts.verdict([check for of in checks.values() for check in of]),
         "outcomes": {claim: verdicts.verdict(of) for claim, of in checks.items()},
-        "checks": {
-            claim: [check._asdict() | {"outcome": check.outcome} for check in of] for claim, of in checks.items()
-        },
+        "checks": {claim: [check.stored() for check in of] for claim, of in checks.items()},
         bar: verdicts.difference(bar, late[LARGE], (1 + AHEAD) * late[SMALL])[1:4],
         "return, last tenth": late,
         "mean": {n: interval([*late[n]]) for n in MINIBATCHES},

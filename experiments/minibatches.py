@@ -41,7 +41,7 @@ def judge(curves: Mapping[str, list[Curve]], stored: Mapping[str, list[float]]) 
             other = np.array(stored[inner.spelled((game, SMALL, parts))])
             what = f"{game}, return, {SOME} less {parts} minibatches"
             found = verdicts.difference(what, np.array(ends[game]), other, above=above)
-            checks[what] = found._asdict() | {"outcome": found.outcome}
+            checks[what] = found.stored()
     outcomes = [check["outcome"] for check in checks.values() if check["above"] is not None]
 
     def each(what: Callable[[Curve, float, float], Any]) -> dict[str, list[Any]]:

@@ -66,7 +66,7 @@ def judge(branches: Mapping[Key, Sequence[Curve]], sources: Mapping[str, Sequenc
             for arm in (MORE, SMALLER)
         ]
         told[game] = {
-            "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+            "checks": [check.stored() for check in checks],
             "return before, last tenth": start,
             "return, last tenth": ends,
             "mean": {"before": interval(start)} | {arm: interval(values) for arm, values in ends.items()},

@@ -56,7 +56,7 @@ def judge(curves: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
     windows = {"1M to 2M": (1e6 / STEPS, 2e6 / STEPS), "last half": (0.5, 1)}
     return {
         "outcomes": {claim: check.outcome for claim, check in checks.items()},
-        "checks": {claim: check._asdict() | {"outcome": check.outcome} for claim, check in checks.items()},
+        "checks": {claim: check.stored() for claim, check in checks.items()},
         "return, last tenth": late,
         "mean": {name: interval([*values]) for name, values in late.items()},
         "growth from third to last quarter": {name: interval([*(fourth[name] / third[name] - 1)]) for name in curves},

@@ -67,7 +67,7 @@ def judge(branches: dict[str, list[Curve]], before: dict[str, list[Curve]]) -> d
     kept = {UNCHANGED: [c.mean("entropy", STEPS - 0.1 * HALF, STEPS) for c in before[f"{SMALL}"]]}
     kept |= {name: [c.mean("entropy", 0.9 * HALF, HALF) for c in curves] for name, curves in branches.items()}
     return {
-        "checks": [check._asdict() | {"outcome": check.outcome} for check in checks],
+        "checks": [check.stored() for check in checks],
         "return, last tenth": ends,
         "mean": {name: interval(values) for name, values in ends.items()},
         f"seeds above {ABOVE:g}": {name: sum(x > ABOVE for x in values) for name, values in ends.items()},

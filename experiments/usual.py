@@ -49,7 +49,7 @@ def judge(curves: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
     }
     return {
         "outcomes": {claim: verdicts.verdict(of) for claim, of in checks.items()},
-        "checks": {claim: [one._asdict() | {"outcome": one.outcome} for one in of] for claim, of in checks.items()},
+        "checks": {claim: [one.stored() for one in of] for claim, of in checks.items()},
         "return, last tenth": late,
         "mean": {arm: interval([*values]) for arm, values in late.items()},
         "growth from third to last quarter": grown,

@@ -37,6 +37,10 @@ class Check(NamedTuple):
             )
         return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "not enough data"
 
+    def stored(self) -> dict[str, Any]:
+        """Everything about the check, for a result's file."""
+        return self._asdict() | {"outcome": self.outcome}
+
     def __str__(self) -> str:
         interval = f"{self.low:.3g} to {self.high:.3g}" if np.isfinite(self.low) else "no interval"
         value = f"{self.estimate:.3g} ({interval})"

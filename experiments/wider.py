@@ -78,7 +78,7 @@ def judge(curves: Mapping[str, Sequence[Curve]], returns: Returns) -> dict[str, 
     halfway = verdicts.difference(f"return, {MANY} less {MOST}, half", returns[MANY]["half"], returns[MOST]["half"])
     return {
         "outcomes": {claim: check.outcome for claim, check in checks.items()},
-        "checks": {claim: check._asdict() | {"outcome": check.outcome} for claim, check in checks.items()},
+        "checks": {claim: check.stored() for claim, check in checks.items()},
         "return of the policy": returns,
         "mean": {when: {name: interval([*of[when]]) for name, of in returns.items()} for when in ("half", "end")},
         "end less half": {name: interval([*of]) for name, of in grown.items()},
