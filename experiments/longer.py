@@ -103,18 +103,23 @@ def draw(
     after so many steps."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import Normal, Stroke
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     panels = figure.subplots(1, 3)
+    dark_edge = [Stroke(linewidth=3, foreground="#777777"), Normal()]  # for yellow, which is weak on white
     x = (np.arange(PARTS) + 0.5) * steps / PARTS / 1e6
     for name, (label, place, style) in lines.items():
         returns, own, fresh = (np.array(drawn[key][name]) for key in ("returns", "own", "fresh"))
         colour = colormaps["viridis"](place)
         for panel, values in zip(panels, (returns, fresh, fresh / own), strict=True):
             panel.plot(x, values.T, style, color=colour, linewidth=0.6, alpha=0.4)
-            panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label)
+            edge = dark_edge if place > 0.85 else None
+            panel.plot(x, np.median(values, 0), style, color=colour, linewidth=2, label=label, path_effects=edge)
         for after, values in (evaluated or {}).get(name, ()):
-            panels[0].plot(np.full(len(values), after / 1e6), values, "o", color=colour, markersize=4)
+            panels[0].plot(
+                np.full(len(values), after / 1e6), values, "o", color=colour, markersize=4, markeredgecolor="#777777"
+            )
     if evaluated:
         panels[0].plot([], [], "o", color="grey", markersize=4, label="policies, in new episodes")
     titles = (
