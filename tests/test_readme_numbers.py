@@ -842,6 +842,17 @@ def levels():
     yield "no more memory for 4,096 candidates than for 256 (within half a percent)"
 
 
+def random_policies():
+    games = read("minatar_scores")["games"]
+    means = [games[f"{game}-MinAtar"]["random"]["mean"] for game in ("Breakout", "SpaceInvaders", "Asterix")]
+    yield "random policies have {:.1f}, {:.1f} and {:.1f} (Breakout, SpaceInvaders, Asterix)".format(*means)
+    text = " ".join((ROOT / "docs" / "gallery.md").read_text().split())
+    assert "return of {:.1f} on Breakout, {:.1f} on SpaceInvaders and {:.1f} on Asterix".format(*means) in text
+    most = [read(name)["return, last tenth"] for name in ("longer", "rollouts")]
+    highest = max(value for of in most for seeds in of.values() for value in seeds)
+    assert f"reached here on Breakout is {highest:.0f}, after a hundred million steps" in text
+
+
 def million():
     points = {
         (point["setting"]["env_id"], point["setting"]["num_envs"]): point["result"]
@@ -899,6 +910,7 @@ CLAIMS = [
         tally,
         again,
         million,
+        random_policies,
         breakout,
         paper_b,
         levels,
