@@ -482,6 +482,83 @@ def wider():
     yield f"({np.mean(most):.0f} after 67M with sticky actions, where 4,096 × 32 have {np.mean(many):.0f})."
 
 
+def control_tasks():
+    """README's two rules in continuous control."""
+    found = read("control")
+    ends, policies = found["return, last tenth"], found["return of the policy at the end"]
+    names = {"playground/CartpoleSwingup": "CartpoleSwingup", "playground/ReacherHard": "ReacherHard"}
+    names["brax/halfcheetah"] = "HalfCheetah"
+    whole = lambda values: minus(  # noqa: E731
+        "{:,.0f} ({:,.0f} to {:,.0f})".format(*interval(values))
+    )
+    arms = ("64 environments, 4 gradient steps", "64 environments, 32", "64 environments, 256")
+    arms += ("512 environments, 256", "64 environments, 256, learning rate ÷ 10")
+    few, some, many, more, slow = arms
+    for task, name in names.items():
+        for arm in arms:
+            grown = 100 * np.array(found["growth from third to last quarter"][task][arm])
+            of = {key: values[task][arm] for key, values in found["of an update, last tenth"].items()}
+            cells = [name, arm.replace("4 gradient steps", "4"), whole(ends[task][arm]), whole(policies[task][arm])]
+            cells += [whole(grown).replace(" (", " % ("), f"{np.mean(of['entropy']):.2f}", f"{np.mean(of['kl']):.3f}"]
+            cells += [f"{np.mean(of['own']):.3f}", spread(of["fresh"], 4)]
+            yield Headline(minus(f"| {' | '.join(cells)} |"))
+
+    def less(task, a, b, returns=ends):
+        a, b = (np.array(returns[task][arm]) for arm in (a, b))
+        low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+        return minus(f"{a.mean() - b.mean():,.0f} ({low:,.0f} to {high:,.0f})")
+
+    words = {"holds": "holds", "does not hold": "refuted", "not enough data": "undecided"}
+    compared = ((some, few, ends), (some, many, ends), (more, many, policies), (slow, many, ends))
+    for (a, b, returns), outcomes in zip(compared, found["outcomes"].values(), strict=False):
+        cells = [f"{less(task, a, b, returns)}, {words[outcomes[task]]}" for task in names]
+        yield Headline(f"| **{words[outcomes['on all']]}** | {' | '.join(cells)} |")
+    still = found["outcomes"]["64 environments with 256 stand still"]
+    assert set(still.values()) == {"not enough data"}
+    cheetah, reacher = "brax/halfcheetah", "playground/ReacherHard"
+    assert [of[cheetah] for of in found["outcomes"].values()] == ["holds"] * 3 + ["not enough data"] * 2
+    assert [of[reacher] for of in found["outcomes"].values()][::3] == ["holds", "does not hold"]
+    mean = lambda task, arm, returns=ends: f"{np.mean(returns[task][arm]):,.0f}"  # noqa: E731
+    ends_at = [mean(cheetah, arm) for arm in (some, few, many)]
+    yield "64 environments 32 gradient steps end at {}, 4 at {} and 256 at {}".format(*ends_at)
+    yield f"with 512 environments 256 end at {mean(cheetah, more)} and still rise"
+    yield f"HalfCheetah by {less(cheetah, some, few)} and on ReacherHard by {less(reacher, some, few)}"
+    yield f"on HalfCheetah, by {less(cheetah, some, many)}"
+    yield f"the policies of 512 environments are better by {less(cheetah, more, many, policies)}"
+    yield f"ended {less(reacher, many, slow)} lower on ReacherHard"
+    curves = {arm: np.array(found["curves"][cheetah][arm], float) for arm in (many, more)}
+    when = lambda values: values.size - np.argmax(values[::-1] == np.nanmax(values))  # noqa: E731
+    smooth = {
+        arm: [np.convolve(np.nan_to_num(row), np.ones(6) / 6, "valid") for row in of] for arm, of in curves.items()
+    }
+    peaks = [(when(row) + 2.5) / 64 * 2**21 / 1e6 for row in smooth[many]]
+    assert all(when(row) < row.size - 5 for row in smooth[many]) and all(
+        when(row) > row.size - 3 for row in smooth[more]
+    )
+    yield Headline(
+        f"all five seeds end below what they had reached before, after {min(peaks):.1f}M to {max(peaks):.1f}M"
+    )
+    cartpole = [np.array(row, float) for of in found["curves"]["playground/CartpoleSwingup"].values() for row in of]
+    assert min(np.nanmax(row) for row in cartpole) > 780
+    fall = sum(np.nanmin(row[np.argmax(row > 780) :]) < 700 for row in cartpole)
+    yield Headline(f"gets above 780 at some time, and {fall} of the {len(cartpole)} fall below 700 after that")
+    yield Headline(
+        "Random actions have {:.0f}, {:.0f} and −{:.0f}.".format(*np.abs([*found["return of random actions"].values()]))
+    )
+    kl = {arm: np.mean(found["of an update, last tenth"]["kl"][cheetah][arm]) for arm in arms}
+    own = np.mean(found["of an update, last tenth"]["own"][cheetah][many])
+    yield Headline(f"moves the policy by {kl[many]:.2f} nats, gains {own:.2f} on its own")
+    yield Headline(f"(KL {kl[more]:.2f} and {kl[slow]:.2f} in place of {kl[many]:.2f} on HalfCheetah)")
+    yield Headline(f"one of five seeds stays at {min(ends[cheetah][some]):,.0f}")
+    assert max(ends[reacher], key=lambda arm: np.mean(ends[reacher][arm])) == more
+    ends_of_more, last = ends[reacher][more], policies[reacher][many]
+    yield Headline(f"all five seeds within {min(ends_of_more):.0f} and {max(ends_of_more):.0f}")
+    yield Headline(f"the last policies of 64, between {min(last):.0f} and {max(last):.0f}")
+    yield Headline(
+        f"On HalfCheetah it ends {less(cheetah, slow, many).partition(' ')[0]} higher, which is within the error"
+    )
+
+
 def usual():
     """The inner loop of Stable-Baselines3 on Asterix."""
     found = read("usual")
@@ -900,6 +977,7 @@ CLAIMS = [
         pauses,
         rollouts,
         wider,
+        control_tasks,
         usual,
         without_chance,
         inner,
@@ -1058,6 +1136,12 @@ NOT_COMPUTED = {
     "the policies that went on, with 32 gradient steps": "experiments/resumed.py",
     "are shown to end higher than 64 only with 256 gradient steps**": "computed in inner()",
     "Between `--com 8` and 512 it is undecided": "computed in breakout()",
+    "with 64 environments 32 gradient steps end at": "experiments/control.py",
+    "On ReacherHard only 32 in place of 4": "computed in control_tasks()",
+    "on two of three tasks: 32 gradient steps end higher than 4 on": "computed in control_tasks()",
+    "32 end higher than 256 in minibatches of 32": "computed in control_tasks()",
+    "with it 256 gradient steps": "experiments/control.py",
+    "There, with 256,": "experiments/control.py",
 }
 
 
@@ -1104,7 +1188,7 @@ def test_rules_are_older_than_the_runs_that_they_are_for():
             continue
         runs = found.get("runs", {})
         started = [run["started"] for run in runs.values() if "started" in run] if "figure" in found else []
-        started += runs.get("started", []) if file.stem in ("longer", "rollouts", "wider") else []
+        started += runs.get("started", []) if file.stem in ("longer", "rollouts", "wider", "control") else []
         started += [when for figure in found.get("figures", {}).values() for when in figure["started"]]
         for heading, commits in found["rules were committed in"].items():
             assert commits and set(commits) <= set(written), (file.name, heading)
