@@ -526,6 +526,16 @@ def control_tasks():
     yield f"on HalfCheetah, by {less(cheetah, some, many)}"
     yield f"the policies of 512 environments are better by {less(cheetah, more, many, policies)}"
     yield f"ended {less(reacher, many, slow)} lower on ReacherHard"
+    labels = read("control_doctor")["label of each seed"]
+    words = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
+    count = lambda arm, label: words[labels[cheetah][arm].count(label)]  # noqa: E731
+    yield Headline(f"64 environments {count(many, 'no gain')} `no gain` (the step")
+    yield Headline(f"and {count(many, 'fell')} `fell`; with 512 environments or a tenth of the learning rate")
+    assert count(more, "climbing") == count(slow, "climbing") == "five"
+    yield Headline(f"five `climbing` each; with 4 gradient steps {count(few, 'climbing')}")
+    yield Headline(f"which end highest, it calls {count(some, 'no gain')} `no gain`")
+    others = [label for task in names if task != cheetah for of in labels[task].values() for label in of]
+    assert others.count("no gain") > 0.6 * len(others)
     curves = {arm: np.array(found["curves"][cheetah][arm], float) for arm in (many, more)}
     when = lambda values: values.size - np.argmax(values[::-1] == np.nanmax(values))  # noqa: E731
     smooth = {
