@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3
 from common.convolutions import CONVOLUTIONS
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.products import PRODUCTS
@@ -412,7 +412,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
-        "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
+        "losses/approx_kl": k3(log_ratio),
         "losses/clipfrac": jnp.abs(jnp.exp(log_ratio - batch.log_center) - 1) > args.clip_eps,
     }
     if args.leader:

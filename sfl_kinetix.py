@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 from common import bits, envs, statistics
-from common.actions import Categorical
+from common.actions import Categorical, k3
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.run import arguments, checkpoints, devices, folder, memory
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
@@ -335,7 +335,6 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
-    k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,

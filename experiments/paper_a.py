@@ -464,7 +464,6 @@ def up_to(d: Data, run: Cell, budget: int, width: int) -> np.ndarray:
     # Runs that were made before the gains were logged have none.
     quotient = np.nansum(fresh, 0) / np.nansum(own, 0) if len(fresh) else np.full(seeds, np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
-    ddr = np.where(ddr > 0, ddr, np.nan)  # a KL below float32's precision may come out negative
     return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0), quotient], axis=1)
 
 

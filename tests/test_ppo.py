@@ -4,6 +4,7 @@ Nothing here repeats the formula that it tests: it counts, adds up n-step return
 """
 
 from dataclasses import replace
+from decimal import Decimal, localcontext
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import ppo
 import ppo_rnn
 from common import envs
-from common.actions import Box, Categorical, Discrete, Gaussian, bounded
+from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
 from common.bits import unpack
 from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
@@ -298,6 +299,55 @@ def test_kl_and_entropy_agree_with_samples(kind):
     for exact, samples in ((p.kl(q), log_p - log_q), (p.entropy(), -log_p)):
         assert abs(exact - samples.mean()) < 5 * samples.std() / 2**7.5
     assert p.kl(q) > 0.1 and abs(p.kl(q) - q.kl(p)) > 0.01 and abs(p.kl(p)) < 1e-6
+
+
+def decimal_kl(kind, p, q):
+    """KL(p || q) with 50 digits. p, q: what the float32 parameters of two distributions are."""
+    with localcontext(prec=50):
+        p, q = ([[Decimal(float(x)) for x in part] for part in dist] for dist in (p, q))
+        if kind == "gaussian":
+            rows = zip(*p, *q, strict=True)
+            return sum(((2 * s - 2 * t).exp() + ((m - n) / t.exp()) ** 2 - 1) / 2 + t - s for m, s, n, t in rows)
+        total = Decimal(0)
+        for a, b in zip(p, q, strict=True):
+            a, b = ([x - sum(y.exp() for y in part).ln() for x in part] for part in (a, b))
+            total += sum(x.exp() * (x - y) for x, y in zip(a, b, strict=True))
+        return total
+
+
+@pytest.mark.parametrize("step", [1e-7, 1e-6, 1e-5, 1e-4, 1e-2, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize(
+    "kind, scale", [("discrete", 0.01), ("discrete", 20.0), ("multi-discrete", 1.0), ("gaussian", 1.0)]
+)
+def test_kl_is_exact_for_the_smallest_step_and_for_a_large_one(kind, scale, step):
+    """From 1e-15 to 100 and more. A Gaussian moves its mean, its deviation, or both."""
+    rng = np.random.default_rng(0)
+    shapes = {"discrete": (1, 5), "multi-discrete": (3, 2), "gaussian": (2, 3)}
+    old = scale * rng.normal(size=(12, *shapes[kind]))
+    moved = min(step, 3.0 if kind == "gaussian" else step) * rng.normal(size=old.shape)
+    if kind == "gaussian":
+        moved[0::3, 0] = moved[1::3, 1] = 0
+    old, new = (x.astype(np.float32) for x in (old, old + moved))
+    if kind == "gaussian":
+        kl = jax.jit(lambda a, b: Gaussian(a[:, 0], a[:, 1]).kl(Gaussian(b[:, 0], b[:, 1])))(old, new)
+    else:
+        nvec = (old.shape[2],) * old.shape[1]
+        kl = jax.jit(lambda a, b: Categorical(a, nvec).kl(Categorical(b, nvec)))(
+            old.reshape(12, -1), new.reshape(12, -1)
+        )
+    wanted = [float(decimal_kl(kind, *pair)) for pair in zip(old, new, strict=True)]
+    assert (kl >= 0).all() and max(wanted) > 0
+    np.testing.assert_allclose(kl, wanted, rtol=2e-4, atol=1e-19)
+
+
+def test_k3_is_exact_for_small_ratios_and_large_ones():
+    x = np.concatenate([sign * np.geomspace(1e-18, 80, 999) for sign in (1, -1)]).astype(np.float32)
+    with localcontext(prec=50):
+        wanted = [float(Decimal(float(v)).exp() - 1 - Decimal(float(v))) for v in x]
+    np.testing.assert_allclose(jax.jit(k3)(x), wanted, rtol=1e-5)
+    assert k3(0.0) == 0
+    slope = jax.jit(jax.vmap(jax.grad(k3)))(x)
+    np.testing.assert_allclose(slope, np.expm1(x.astype(np.float64)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multi-discrete"])

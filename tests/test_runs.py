@@ -1025,7 +1025,19 @@ def test_log_every_pools_by_hand_computed_values(args):
 def test_an_update_that_moved_nothing_does_not_erase_the_others_ratio():
     rows = [{"outer/ddr": np.array(x)} for x in (np.inf, 100.0, 200.0)]
     assert tracking.pool(rows) == {"outer/ddr": 150.0}
+    assert tracking.pool([*rows, {"outer/ddr": np.array(-1e12)}]) == {"outer/ddr": 150.0}  # a KL rounded below 0
     assert not np.isfinite(tracking.pool([{"losses/x": np.array(x)} for x in (np.inf, 1.0)])["losses/x"])
+
+
+def test_a_negative_ratio_of_an_older_run_is_none():
+    """A seed's, or a whole line's. Other keys keep theirs."""
+    lines = [
+        {"global_step": i, "outer/ddr": x, "outer/own_gain": x} for i, x in enumerate(([1.0, -1e12], [-2.0, None]))
+    ]
+    steps, values = plots.series(lines, "outer/ddr")
+    assert steps.tolist() == [0]
+    np.testing.assert_array_equal(values, [[1.0, np.nan]])
+    np.testing.assert_array_equal(plots.series(lines, "outer/own_gain")[1], [[1.0, -1e12], [-2.0, np.nan]])
 
 
 def test_final_numbers_are_those_of_the_last_tenth(tmp_path):
