@@ -30,7 +30,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded, k3
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.convolutions import CONVOLUTIONS
 from common.metrics import GRADIENT_PARTS, gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.products import PRODUCTS
@@ -409,7 +409,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value, _ = policy(params, batch.obs, batch.cells)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
-    ratio = jnp.exp(log_ratio)
+    ratio = probability_ratio(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2

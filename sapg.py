@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded, k3
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.convolutions import CONVOLUTIONS
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.products import PRODUCTS
@@ -396,7 +396,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
-    ratio, center = jnp.exp(log_ratio), jnp.exp(batch.log_center)
+    ratio, center = probability_ratio(log_ratio), probability_ratio(batch.log_center)
     clipped_ratio = jnp.clip(ratio, center * (1 - args.clip_eps), center * (1 + args.clip_eps))
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2

@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 from common import bits, envs, statistics
-from common.actions import Categorical, k3
+from common.actions import Categorical, k3, probability_ratio
 from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
 from common.run import arguments, checkpoints, devices, folder, memory
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
@@ -326,8 +326,8 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
     bound = np.inf if args.max_importance_ratio is None else np.log(args.max_importance_ratio)
     # Products of ratios are sums of their logarithms: of two factors one may overflow where the product does not.
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
-    ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
-    clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
+    ratio = probability_ratio(jnp.minimum(log_weight, bound) + log_ratio)
+    clipped_ratio = probability_ratio(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:

@@ -34,6 +34,12 @@ class Box(NamedTuple):
         return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
 
+def probability_ratio(log_ratio: jax.Array) -> jax.Array:
+    """exp(log_ratio), but beyond e^80 the value and slope that it has there: an infinite ratio has a gradient of NaN,
+    even where a clipped one takes its place (0 * inf). Any shape."""
+    return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - 80, 0)))
+
+
 def k3(log_ratio: jax.Array) -> jax.Array:
     """exp(x) - 1 - x, never negative: the KL's estimator k3 of Schulman 2020, whose mean over p is KL(p || q) if x is
     log q - log p. Below 0.1 by its series, because the difference would be lost to rounding. Any shape."""
