@@ -52,14 +52,31 @@ def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -
 
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and (population) variance over the first axis and over devices. [n, ...] -> [...], [...]."""
-    mean = jax.lax.pmean(x.mean(0), "device")
-    return mean, jax.lax.pmean(((x - mean) ** 2).mean(0), "device")
+    shift, mean, var = _moments(x)
+    return shift + mean, var
+
+
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """-> shift, mean and variance of x - shift, where shift is one of x: large equal numbers leave no rounding."""
+    rest = x - x[0]
+    return _together(x[0], rest.mean(0), rest.var(0))
+
+
+def _together(shift: jax.Array, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Moments of this device's numbers -> of those of all devices, which have equally many. They meet once."""
+    shift, mean, var = jax.lax.all_gather(jnp.stack([shift, mean, var]), "device", axis=1)
+    means = shift - shift[0] + mean
+    mean = means.mean(0)
+    return shift[0], mean, (var + (means - mean) ** 2).mean(0)
 
 
 def standardise(x: jax.Array) -> jax.Array:
-    """Shift and scale to mean 0 and standard deviation 1 over all devices. Finite even for one number. [n] -> [n]."""
-    mean, var = moments(x)
-    return (x - mean) / (jnp.sqrt(var) + 1e-8)
+    """Shift and scale to mean 0 and standard deviation 1 over all devices. Of numbers that are equal but for rounding,
+    or of a single one, 0. [n] -> [n]."""
+    shift, mean, var = _moments(x)
+    std = jnp.sqrt(var)
+    rounding = 2 * jnp.finfo(x.dtype).eps * jnp.abs(shift)
+    return jnp.where(std <= rounding, 0.0, (x - shift - mean) / (std + 1e-8))
 
 
 def explained_variance(error: jax.Array, target: jax.Array) -> jax.Array:

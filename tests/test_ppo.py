@@ -275,8 +275,31 @@ def test_advantages_are_normalised_over_the_minibatch_of_all_devices():
         np.testing.assert_allclose(normal, (x - x.mean()) / x.std(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_minibatch_of_one_has_a_finite_advantage():
-    assert on_devices(standardise)(jnp.array([3.0])) == 0
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("value", [-2.7, 1 / 3, 0.0, 3.0, 1234.567, 1e9])
+def test_equal_advantages_push_nowhere(value, number):
+    """In any number, and also if they are equal but for their last bit."""
+    normal = on_devices(standardise, number, P("device"), P("device"))
+    for size in (1, 7, 2048):
+        x = np.full(number * size, value, np.float32)
+        np.testing.assert_array_equal(normal(x), 0)
+        x[::3], x[1::3] = np.nextafter(x[::3], np.float32(np.inf)), np.nextafter(x[1::3], np.float32(-np.inf))
+        np.testing.assert_allclose(normal(x), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("mean, std", [(0, 1e-5), (1e3, 1e-2), (-1e3, 1e-2), (1e-3, 1e-3), (1e6, 1e3), (0, 1e6)])
+def test_advantages_are_standardised_to_the_last_digits_whatever_their_mean(mean, std, number):
+    x = np.random.default_rng(0).normal(mean, std, 1024).astype(np.float32)
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean()) / (exact.std() + 1e-8)
+    normal = on_devices(standardise, number, P("device"), P("device"))(x)
+    np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=2e-6)
+
+
+def test_a_diverged_advantage_is_not_hidden():
+    for lost in (np.nan, np.inf):
+        assert np.isnan(on_devices(standardise)(jnp.array([3.0, lost, 3.0]))).any()
 
 
 # Distributions
