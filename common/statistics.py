@@ -121,12 +121,13 @@ def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
 
 
 def merge(stats: RunningStats, new: RunningStats) -> RunningStats:
-    """The moments of both (Chan et al. 1979). They move by weighted differences, so float32 does not lose a rollout of
-    a thousand samples after 10^9."""
+    """The moments of both (Chan et al. 1979). The larger part moves by weighted differences, so float32 does not lose a
+    rollout of a thousand samples after 10^9, nor what comes after nothing."""
     count = stats.count + new.count
-    weight, delta = new.count / count, new.mean - stats.mean
-    var = stats.var + weight * (new.var - stats.var) + weight * (1 - weight) * delta**2
-    return RunningStats(stats.mean + weight * delta, var, count)
+    old_weight, weight = stats.count / count, new.count / count
+    mix = lambda a, b: jnp.where(weight < 0.5, a + weight * (b - a), b + old_weight * (a - b))  # noqa: E731
+    between = old_weight * weight * (new.mean - stats.mean) ** 2
+    return RunningStats(mix(stats.mean, new.mean), mix(stats.var, new.var) + between, count)
 
 
 def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
