@@ -26,6 +26,7 @@ SCRIPTS = {
     "sapg": (sapg, {"num_blocks": 1}),
     "pqn": (pqn, {}),
 }
+PPOS = [name for name in SCRIPTS if name != "pqn"]
 LOSSES = SCRIPTS | {"ppo_rnn": (ppo_rnn, {})}
 LOSSES |= {"sfl_kinetix": (sfl_kinetix, {}), "sfl_kinetix, com": (sfl_kinetix, {"com": 8.0})}
 del LOSSES["pqn"]
@@ -207,9 +208,6 @@ def test_eight_devices_count_all_episodes_and_play_different_ones(name):
         assert len(np.unique(np.asarray(there.environments.obs)[0, :, 1])) == 16
 
 
-PPOS = [name for name in SCRIPTS if name != "pqn"]
-
-
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("name", PPOS)
 def test_each_minibatch_has_standardised_advantages_or_those_that_there_are(monkeypatch, name, norm):
@@ -289,3 +287,21 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name, factor, 
     np.testing.assert_allclose(found[:, :2], [inside, inside], rtol=1e-4)
     if log_weight < 79:
         np.testing.assert_allclose(found[:, 2], [-2.4 * np.exp(log_weight), 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", PPOS)
+def test_layers_are_normalised_before_the_activation_and_measured_after_it(name):
+    """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
+    script, _ = SCRIPTS[name]
+    args = script.Args(layer_norm=True, activation="relu", hidden_sizes=(7, 5), num_devices=1)
+    assert "layer_norm" in script.SAME and not script.Args().layer_norm
+    encoder, obs = script.Encoder(args), np.random.default_rng(0).normal(3, 5, (11, 4)).astype(np.float32)
+    params = encoder.init(jax.random.key(0), obs)
+    features, sown = encoder.apply(params, obs, mutable="intermediates")
+    x, layers = obs.astype(np.float64), []
+    for i in range(2):
+        x = x @ np.asarray(params["params"][f"Dense_{i}"]["kernel"], np.float64)
+        x = np.maximum((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6), 0)
+        layers.append(x)
+    for found, wanted in zip([*sown["intermediates"]["hidden"], features], [*layers, x], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -21,7 +21,9 @@ Q_DIFFERENT = {
     **dict.fromkeys(
         ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
     ),
-    **dict.fromkeys(("Args.hidden_sizes", "Args.activation", "forward", "rollout", "optimise", "update"), Q),
+    **dict.fromkeys(
+        ("Args.hidden_sizes", "Args.activation", "Args.layer_norm", "forward", "rollout", "optimise", "update"), Q
+    ),
     "measure_update": Q,
     "TrainState": "no gain on fresh transitions: whoever judges an update's targets has made them",
     **dict.fromkeys(("init_state", "build", "train", "measure_plasticity"), Q),
