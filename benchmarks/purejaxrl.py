@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +56,7 @@ def train(spec: dict[str, Any]) -> None:
     sys.path.insert(0, spec["source"])
     import jax
     import numpy as np
+
     import ppo
 
     config = spec["config"]
@@ -79,13 +81,17 @@ def train(spec: dict[str, Any]) -> None:
             # As PureJaxRL itself draws it: each environment's last return, averaged over environments.
             line |= {"charts/last_return_per_environment": float(returns[part].mean())}
             file.write(json.dumps(line) + "\n")
-    print(json.dumps({"compile_s": round(compile_s, 1), "seconds": round(seconds, 1), "updates": updates}))
+    notes = {"compile_s": round(compile_s, 1), "train_s": round(seconds, 1), "steps_per_second": line["charts/SPS"]}
+    notes |= {"final_return": line["charts/episodic_return"], "global_step": line["global_step"]}
+    notes |= {"final_return_per_environment": line["charts/last_return_per_environment"]}
+    (Path(spec["run"]) / "notes.json").write_text(json.dumps(notes))
 
 
-def find_source(checkout: Path | None) -> Path:
-    """Returns the folder with PureJaxRL's files, and only the versions that the flags here are for."""
+def prepare(checkout: Path | None) -> tuple[Path, Path]:
+    """Makes what training needs. -> the Python of its virtual environment; the folder with PureJaxRL's files, of no
+    other version than the one that the flags here are for."""
     sys.path.insert(0, str(ROOT))
-    from benchmarks.compare import cache
+    from benchmarks.compare import cache, make_rejax_python
 
     folder = cache() / f"purejaxrl-{SHA256['ppo.py'][:8]}"
     for name, sha256 in SHA256.items():
@@ -98,16 +104,11 @@ def find_source(checkout: Path | None) -> Path:
             raise SystemExit(f"{path} is not {URL + name}")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return folder
+    return make_rejax_python(), folder
 
 
-def play(run: Path, args: Any) -> tuple[float, float]:
-    """Plays the policy in params.npz. -> mean returns of 128 episodes with sampled and with the most probable actions.
-
-    args: our Args of an evaluation, for its episodes and seed.
-    """
-    from dataclasses import replace
-
+def play(run: Path, args: Any) -> float:
+    """Plays the policy in params.npz. args: our Args of an evaluation. -> mean return of its episodes."""
     import jax
     import numpy as np
 
@@ -115,7 +116,7 @@ def play(run: Path, args: Any) -> tuple[float, float]:
     from common.actions import Categorical
 
     with np.load(run / "params.npz") as file:
-        params = dict(file)
+        params = jax.device_put(dict(file))
     suite = envs.make(args.env_id, 1).suite
 
     def policy(params: dict[str, Any], obs: jax.Array) -> Categorical:
@@ -125,59 +126,66 @@ def play(run: Path, args: Any) -> tuple[float, float]:
             x = jax.nn.relu(x @ params[f"{layer}/kernel"] + params[f"{layer}/bias"])
         return Categorical(x @ params["Dense_2/kernel"] + params["Dense_2/bias"], suite.action_space.nvec)
 
-    def score(greedy: bool) -> float:
-        player = evaluation.Player(replace(args, eval_deterministic=greedy), suite, policy)
-        return float(player.scores(jax.device_put(params), 0)["eval/episodic_return"])
-
-    return score(greedy=False), score(greedy=True)
+    return float(evaluation.Player(args, suite, policy).scores(params, 0)["eval/episodic_return"])
 
 
-def main(
-    env_id: str = "Breakout-MinAtar",
-    total_timesteps: int = 10_485_760,
-    seed: int = 0,
-    runs_dir: Path = Path("runs/learning"),
-    run_name: str | None = None,
-    num_eval_episodes: int = 128,
-    purejaxrl: Path | None = None,
-) -> None:
-    """Train with PureJaxRL's ppo.py and its notebook's flags, and evaluate the policy here.
+@dataclass(frozen=True)
+class Args:
+    """Train with PureJaxRL's ppo.py and its notebook's flags, then play the policy here."""
 
-    Args:
-        env_id: One of gymnax's MinAtar games.
-        total_timesteps: Environment steps over all 64 environments.
-        seed: Of PureJaxRL's key, and of the evaluation.
-        runs_dir: Where the run's folder goes.
-        run_name: Name of the folder (default: made from the other flags).
-        num_eval_episodes: Episodes of each evaluation.
-        purejaxrl: A checkout of PureJaxRL (default: from GitHub). Its files are kept, so once is enough.
-    """
-    source = find_source(purejaxrl)
-    from benchmarks.compare import make_rejax_python
+    env_id: str = "Breakout-MinAtar"
+    """One of gymnax's MinAtar games."""
+    total_timesteps: int = 10_485_760
+    """Environment steps over all 64 environments."""
+    seed: int = 0
+    """Of PureJaxRL's key, and of the evaluation."""
+    num_eval_episodes: int = 128
+    """Episodes of an evaluation."""
+    eval_deterministic: bool = False
+    """Take the most likely action instead of sampling."""
+    evaluate: Path | None = None
+    """Play the policy of this run. Nothing is trained."""
+    runs_dir: Path = Path("runs/learning")
+    """Where the run's folder goes."""
+    run_name: str | None = None
+    """Name of the folder (default: made from the other flags)."""
+    purejaxrl: Path | None = None
+    """A checkout of PureJaxRL (default: from GitHub). Its files are kept, so once is enough."""
+
+    @property
+    def num_updates(self) -> int:
+        return self.total_timesteps // (NOTEBOOK["NUM_ENVS"] * NOTEBOOK["NUM_STEPS"])
+
+
+def main(args: Args) -> None:
+    python, source = prepare(args.purejaxrl)
     from common.run import devices, folder
-    from ppo import Args
+    from ppo import Args as Ours
 
-    run = runs_dir / (run_name or f"{env_id}__purejaxrl__{seed}__{total_timesteps}")
+    how = "evaluation" if args.evaluate else "purejaxrl"
+    run = args.runs_dir / (args.run_name or f"{args.env_id}__{how}__{args.seed}__{args.total_timesteps}")
     run.mkdir(parents=True, exist_ok=True)
-    config = NOTEBOOK | {"ENV_NAME": env_id, "TOTAL_TIMESTEPS": total_timesteps}
-    spec = {"source": str(source), "run": str(run.resolve()), "seed": seed, "config": config}
-    command = [make_rejax_python(), Path(__file__).resolve(), "--train", json.dumps(spec)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{run}: PureJaxRL ended with exit code {done.returncode}")
-    notes = json.loads(done.stdout.splitlines()[-1])
-    args = Args(env_id=env_id, seed=seed, num_eval_episodes=num_eval_episodes)
-    devices.start(args)
-    sampled, greedy = play(run, args)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    trained = json.loads(lines[-1])
-    summary = {"env_id": env_id, "updates": notes["updates"], "global_step": trained["global_step"]}
-    summary |= {"final_return": trained["charts/episodic_return"], "steps_per_second": trained["charts/SPS"]}
-    summary |= {"final_return_per_environment": trained["charts/last_return_per_environment"]}
-    summary |= {"compile_s": notes["compile_s"], "train_s": notes["seconds"]}
-    summary |= {"eval_return": sampled, "eval_return_greedy": greedy}
-    folder.write_json(run / "summary.json", summary)
-    print(f"{run}: {sampled:.1f} sampled, {greedy:.1f} greedy, {notes['seconds']:.0f} s of training")
+    trained = args.evaluate or run
+    if args.evaluate is None:
+        config = NOTEBOOK | {"ENV_NAME": args.env_id, "TOTAL_TIMESTEPS": args.total_timesteps}
+        spec = {"source": str(source), "run": str(run.resolve()), "seed": args.seed, "config": config}
+        done = subprocess.run([python, Path(__file__).resolve(), "--train", json.dumps(spec)])
+        if done.returncode:
+            raise SystemExit(f"{run}: PureJaxRL ended with exit code {done.returncode}")
+        notes = json.loads((run / "notes.json").read_text())
+    else:
+        record = json.loads((trained / "args.json").read_text())["args"]
+        args = replace(args, **{name: record[name] for name in ("env_id", "total_timesteps", "seed")})
+        notes = {}
+    episodes = {"num_eval_episodes": args.num_eval_episodes, "eval_deterministic": args.eval_deterministic}
+    ours = Ours(env_id=args.env_id, seed=args.seed, **episodes)
+    devices.start(ours)
+    score = play(trained, ours)
+    record = folder.make_record(args, __file__)
+    folder.write_json(run / "args.json", record)
+    summary = {"env_id": args.env_id, "updates": args.num_updates, "num_updates": args.num_updates, **notes}
+    folder.write_json(run / "summary.json", summary | {"eval/episodic_return": {"mean": score}})
+    print(f"{run}: {score:.1f}")
 
 
 if __name__ == "__main__":
@@ -186,4 +194,4 @@ if __name__ == "__main__":
     else:
         import tyro
 
-        tyro.cli(main)
+        main(tyro.cli(Args))

@@ -127,10 +127,17 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(found.values(), key=lambda cell: cell.depth)
 
 
-def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+def run_missing(
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int,
+    say: Callable[[str], None],
+    then: Callable[[Cell], Cell | None] = lambda cell: None,
+) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
     beside its folder. What starts from a run that another process is at work on waits for it. Ctrl-C or SIGTERM makes
-    all of them save and stop. -> what failed, a line each."""
+    all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one to run next
+    on the same cores. -> what failed, a line each."""
     cells = with_sources(cells)
     missing = [cell for cell in cells if state(cell, folder) != "finished"]
     failed: list[str] = []
@@ -143,7 +150,7 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[s
             ready = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
             lost = [c for c in stage if c not in ready and c not in waiting]
             failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in lost]
-            failed += _run_stage(ready, folder, jobs, say)
+            failed += _run_stage(ready, folder, jobs, say, then)
             stage = [c for c in waiting if c not in ready]
             for name in dict.fromkeys(c.source.name for c in stage if c.source.name not in told):
                 say(f"waiting for {name}, which another process is running")
@@ -166,7 +173,13 @@ def made(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], No
     return True
 
 
-def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+def _run_stage(
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int,
+    say: Callable[[str], None],
+    then: Callable[[Cell], Cell | None],
+) -> list[str]:
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
     for cell in cells:
         waiting.put(cell)
@@ -177,11 +190,13 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
 
     def work(cores: set[int]) -> None:
         nonlocal done, processes
+        following: Cell | None = None
         while not stopping.is_set():
             try:
-                cell = waiting.get_nowait()
+                cell = following or waiting.get_nowait()
             except queue.Empty:
                 return
+            following = None
             start = time.perf_counter()
             try:
                 with starting:  # or a run that has just begun might not be told to stop
@@ -194,7 +209,9 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                 continue
             if process is None:
                 done += 1
-                if state(cell, folder) != "finished":
+                if state(cell, folder) == "finished":
+                    following = then(cell)
+                else:
                     say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
                 continue
             code = process.wait()
@@ -203,6 +220,7 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
                 left = (time.perf_counter() - began) / done * (len(cells) - done)
                 seconds = time.perf_counter() - start
                 say(f"[{done}/{len(cells)}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
+                following = then(cell)
             elif not stopping.is_set():
                 failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
                 say(f"[{done}/{len(cells)}] failed: {failed[-1]}")
