@@ -1,4 +1,4 @@
-"""How well do these scripts learn? Makes the runs of the table below, and the page about them.
+"""How well do these scripts learn? Makes the runs of the table in tasks.py, and the page about them.
 
     python benchmarks/learning.py                              # everything that is missing: days on two cores
     python benchmarks/learning.py --rows minatar               # a group; or rows, with * and ?
@@ -19,6 +19,7 @@ import fnmatch
 import hashlib
 import importlib
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -33,60 +34,15 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import purejaxrl
+from benchmarks import purejaxrl, report
+from benchmarks.tasks import GROUPS, PEER, TABLE, Row
 from common.run import arguments, plots
 from common.run.arguments import UsageError
 from common.run.folder import write_atomically
 from experiments import grid
 
-PEER = "benchmarks/purejaxrl.py"
 POINTS = 40  # of a stored curve
 NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic", "purejaxrl"}  # of which a result does not depend
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the page: runs of one command that differ in their seeds."""
-
-    name: str
-    group: str
-    task: str
-    script: str
-    flags: str  # as typed, but for the seed
-    reference: float | None = None  # a score to compare with,
-    source: str = ""  # and whose it is
-    against: str = ""  # or another row to compare with
-    goal: float | None = None  # the page says after how many seconds the return in training is this
-    seeds: int = 5
-    alone: bool = False  # on all cores
-
-    def command(self, seed: int) -> str:
-        """What a user types. It identifies a run."""
-        core = "" if self.alone or self.script == PEER else f"--num-devices {1}"
-        return " ".join(filter(None, ("python", self.script, self.flags, f"--seed {seed}", core)))
-
-
-GROUPS = {
-    "same_flags": "The same flags as PureJaxRL's ppo.py",
-}
-STEPS = 10_485_760
-# Those of PureJaxRL's notebook for MinAtar (purejaxrl.py), with all that might be another default here one day.
-SAME = (
-    "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
-    "--activation relu --network mlp --hidden-sizes 64 64 --gamma 0.99 --gae-lambda 0.95 --clip-eps 0.2 "
-    "--ent-coef 0.01 --vf-coef 0.5 --max-grad-norm 0.5"
-)
-
-
-def same_flags() -> Iterator[Row]:
-    for game in ("Breakout", "SpaceInvaders"):
-        for label, steps in (("4M", 4_194_304), ("10M", STEPS)):
-            where, name = f"--env-id {game}-MinAtar --total-timesteps {steps}", f"same_flags_{game.lower()}_{label}"
-            yield Row(f"{name}_peer", "same_flags", game, PEER, where, seeds=10)
-            yield Row(f"{name}_ours", "same_flags", game, "ppo.py", f"{where} {SAME}", against=f"{name}_peer", seeds=10)
-
-
-TABLE = {row.name: row for row in (*same_flags(),)}
 
 
 @dataclass(frozen=True)
@@ -113,9 +69,6 @@ class Args:
     """The page that is made from them."""
     runs_dir: Path = Path("runs/learning")
     """Where the runs' folders go."""
-
-
-# --- runs ---
 
 
 def choose(patterns: Sequence[str]) -> list[Row]:
@@ -160,62 +113,62 @@ def greedy_cell(cell: grid.Cell, runs_dir: Path) -> grid.Cell:
     return replace(cell, name=f"{cell.name}__greedy", flags=flags)
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """The stored runs, by command."""
-    return {run["command"]: run for run in json.loads(path.read_text())["runs"]} if path.exists() else {}
+def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The stored runs, by row and command."""
+    return {(run["row"], run["command"]): run for run in json.loads(path.read_text())["runs"]} if path.exists() else {}
 
 
 @contextlib.contextmanager
-def changing(path: Path) -> Iterator[dict[str, dict[str, Any]]]:
+def changing(path: Path) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
     """The stored runs, to be changed; no other process can do so meanwhile. One line per run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    lock = os.open(path.parent, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = read(path)
         yield runs
         order = {name: i for i, name in enumerate(TABLE)}
         ordered = sorted(runs.values(), key=lambda run: (order.get(run["row"], len(order)), run["row"], run["seed"]))
         write_atomically(path, '{"runs": [\n' + ",\n".join(map(json.dumps, ordered)) + "\n]}\n")
+    finally:
+        os.close(lock)
 
 
-def curve(folder: Path) -> list[list[float]]:
-    """Steps, seconds and return in training at up to POINTS times. Seconds are without imports and compiling."""
+def make_curve(folder: Path) -> list[list[float]]:
+    """Steps, seconds and return in training (None if no episode ended) at up to POINTS times. Seconds are those of
+    training, without imports and compiling."""
     lines = [line for line in plots.read_lines(folder) if line.get("charts/SPS")]
     before = lines[0]["time"] - lines[0]["global_step"] / lines[0]["charts/SPS"]
     points = []
     for part in np.array_split(np.arange(len(lines)), min(POINTS, len(lines))):
         returns = [r for i in part if (r := lines[i].get("charts/episodic_return")) is not None]
-        if returns:
-            last = lines[part[-1]]
-            points.append([last["global_step"], round(last["time"] - before, 2), float(f"{np.mean(returns):.5g}")])
+        mean = float(f"{np.mean(returns):.5g}") if returns else None
+        points.append([lines[part[-1]]["global_step"], round(lines[part[-1]]["time"] - before, 2), mean])
     return points
 
 
 def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
-    """What is stored of a run."""
+    """What is stored of a finished run, but for its greedy evaluation."""
     record, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("args", "summary"))
-    lines = [line for line in plots.read_lines(folder) if line.get("charts/SPS")]
-    points = curve(folder)
-    dirty = " with changes" if record.get("git_dirty") else ""
-    steps = lines[-1]["global_step"]
-    seconds = lines[-1]["time"] - (lines[0]["time"] - lines[0]["global_step"] / lines[0]["charts/SPS"])
+    curve = make_curve(folder)
+    steps, seconds, _ = curve[-1]
     return {
         "row": row.name,
         "command": row.command(seed),
         "settings": settings(row),
         "seed": seed,
-        "commit": (record.get("git_commit") or "unknown") + dirty,
-        "date": record["started"][:10],
+        "commit": (record.get("git_commit") or "unknown") + (" with changes" if record.get("git_dirty") else ""),
+        "date": record["started"],
         "machine": record["machine"],
         "jax": record["versions"]["jax"],
         "num_envs": record["args"].get("num_envs", purejaxrl.NOTEBOOK["NUM_ENVS"]),
         "steps": steps,
         "sampled": summary["eval/episodic_return"]["mean"],
         "greedy": None,
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "compile_s": summary.get("compile_s"),
         "steps_per_second": round(steps / seconds),
-        "curve": points,
+        "curve": curve,
     }
 
 
@@ -226,7 +179,7 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
     if args.again:
         with changing(args.out) as runs:
             for cell, (row, seed) in wanted.items():
-                runs.pop(row.command(seed), None)
+                runs.pop((row.name, row.command(seed)), None)
                 for each in (cell, greedy_cell(cell, args.runs_dir)):
                     shutil.rmtree(args.runs_dir / each.name, ignore_errors=True)
 
@@ -240,14 +193,14 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
             summary = json.loads((args.runs_dir / greedy.name / "summary.json").read_text())
             run["greedy"] = summary["eval/episodic_return"]["mean"]
         with changing(args.out) as runs:
-            runs[run["command"]] = run
+            runs[row.name, run["command"]] = run
         return greedy if run["greedy"] is None else None
 
     stored, failed = read(args.out), []
     for alone in (False, True):
         todo = []
         for cell, (row, seed) in wanted.items():
-            run = stored.get(row.command(seed), {})
+            run = stored.get((row.name, row.command(seed)), {})
             done = run.get("settings") == settings(row) and run["greedy"] is not None
             if row.alone == alone and not done:
                 trained = grid.state(cell, args.runs_dir) == "finished"
@@ -262,9 +215,220 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
     return failed
 
 
+# --- the page, from the JSON alone ---
+
+
+def runs_of(row: Row, stored: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stored runs of a row, by seed; of those with other defaults than the newest none."""
+    found = [run for (name, command), run in stored.items() if name == row.name and command == row.command(run["seed"])]
+    newest = max(found, key=lambda run: run["date"], default={"settings": ""})
+    return sorted((run for run in found if run["settings"] == newest["settings"]), key=lambda run: run["seed"])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % t-interval (NaN of one value)."""
+    return tuple(map(float, plots.mean_and_ci(np.array(values, np.float64))))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Difference of two means, and half the width of its 95 % interval after Welch (NaN if either is of one value)."""
+    from scipy.special import stdtrit
+
+    apart = float(np.mean(ours) - np.mean(theirs))
+    if min(len(ours), len(theirs)) < 2:
+        return apart, float("nan")
+    parts = np.array([np.var(x, ddof=1) / len(x) for x in (ours, theirs)])
+    if parts.sum() == 0:
+        return apart, 0.0
+    freedom = parts.sum() ** 2 / (parts**2 / (np.array([len(ours), len(theirs)]) - 1)).sum()
+    return apart, float(stdtrit(freedom, 0.975) * np.sqrt(parts.sum()))
+
+
+def until(curve: Sequence[Sequence[float]], goal: float) -> float:
+    """Seconds of training until its return is `goal`, between two points of the curve; infinite if it never is."""
+    before = (0.0, None)
+    for _, seconds, value in curve:
+        if value is not None and value >= goal:
+            start = before[1]
+            return seconds if start is None else float(np.interp(goal, (start, value), (before[0], seconds)))
+        before = (seconds, value) if value is not None else before
+    return float("inf")
+
+
+def typed(row: Row) -> str:
+    """Its command with S for the seed."""
+    return row.command(0).replace("--seed 0", "--seed S")
+
+
+def number(value: float, like: float | None = None) -> str:
+    """A score with one digit after the point; with three if it (or `like`) is below 2, with none from 1,000."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{3 if size < 2 else 1 if size < 1000 else 0}f}".replace("-", "−")
+
+
+def verdict(apart: float, width: float) -> str:
+    """In words, where a difference to a reference leaves a row."""
+    if apart >= 0:
+        return "reached"
+    return "below the reference, within the interval" if apart + width >= 0 else "**below the reference**"
+
+
+def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
+    """-> the reference and where it leaves the row, as the page says them."""
+    if row.against:
+        theirs = [run["sampled"] for run in runs_of(TABLE[row.against], stored)]
+        if not theirs:
+            return "–", ""
+        apart, width = difference(scores, theirs)
+        name = "PureJaxRL" if TABLE[row.against].script == PEER else f"`{TABLE[row.against].script}`"
+        between = f"{'+' if apart > 0 else ''}{number(apart, np.mean(theirs))}"
+        between += "" if np.isnan(width) else f" ± {number(width, np.mean(theirs))}"
+        return f"{number(np.mean(theirs))} ({name}, {len(theirs)} seeds)", f"{verdict(apart, width)} ({between})"
+    if row.reference is None:
+        return "–", ""
+    mean, width = interval(scores)
+    return f"{number(row.reference)} ({row.source})", verdict(mean - row.reference, width)
+
+
+def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bool, goals: bool) -> str:
+    """A row of a table. tenth, goals: whether its table has these columns."""
+    runs = runs_of(row, stored)
+    scores = [run["sampled"] for run in runs]
+    (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
+    script = "PureJaxRL's `ppo.py`" if row.script == PEER else f"`{row.script}`"
+    spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
+    cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
+    cells += [f"**{number(mean)}**{spread}", number(np.median(scores))]
+    if tenth:
+        cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
+    cells += [number(np.mean(greedy)) if greedy else "–", f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"]
+    if goals:
+        times = [until(run["curve"], row.goal) for run in runs]
+        middle, never = np.median(times), sum(map(np.isinf, times))
+        missed = f", {never} of {len(times)} never" if never else ""
+        cells.append(f"{row.goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}")
+    return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
+
+
+def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """A group's part of the page: a table, and the commands."""
+    tenth = any(len(runs_of(row, stored)) >= 10 for row in rows)
+    goals = any(row.goal is not None for row in rows)
+    head = [
+        "task",
+        "script",
+        "steps",
+        "seeds",
+        "return",
+        "median",
+        *["10th percentile"] * tenth,
+        "most probable actions",
+    ]
+    head += ["minutes", *["seconds to a training return of"] * goals, "reference", ""]
+    lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [make_line(row, stored, tenth, goals) for row in rows]
+    commands = [row.command(0).replace("--seed 0", "--seed S") for row in rows]
+    lines += [
+        "",
+        "<details><summary>Commands</summary>",
+        "",
+        "```bash",
+        *dict.fromkeys(commands),
+        "```",
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+LEAD = """# Results
+
+Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
+says "most probable actions". A return is the mean over seeds ± half its 95 % t-interval; the 10th percentile is given
+from ten seeds on. Minutes are those of the median run's training, without imports and compiling, on one core with other
+runs beside it unless a table says otherwise. "Below the reference" says that our mean is lower; "within the interval",
+that the seeds do not exclude an equal one. References are other people's numbers, with their own protocols, unless a
+script is named."""
+
+
+def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:
+    """docs/results.md. picture: its path from there."""
+    known = {row.name: runs for row in TABLE.values() if (runs := runs_of(row, stored))}
+    used = [run for runs in known.values() for run in runs]
+    parts = [LEAD]
+    if used:
+        cpus = "; ".join(sorted({f"{run['machine']['cpu']}, {run['machine']['memory_gb']} GB" for run in used}))
+        commits = ", ".join(sorted({run["commit"][:7] + run["commit"][40:] for run in used}))
+        days = sorted(run["date"][:10] for run in used)
+        jax = " and ".join(sorted({run["jax"] for run in used}))
+        parts.append(f"{len(used)} runs, {days[0]} to {days[-1]}, on {cpus}; JAX {jax}; commits {commits}.")
+    if any(TABLE[name].group == "headline" for name in known):
+        parts.append(f"![Returns in training against steps and against seconds]({picture})")
+    for group in GROUPS:
+        rows = [row for row in TABLE.values() if row.group == group and row.name in known]
+        parts += [make_table(group, rows, stored)] if rows else []
+    missing = [row.name for row in TABLE.values() if row.name not in known]
+    parts += [f"Not run: {', '.join(missing)}."] if missing else []
+    made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
+    return "\n\n".join([*parts, made]) + "\n"
+
+
+def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
+    """Return in training against steps and against seconds, of the runs that were alone on the machine."""
+    rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
+    if not rows:
+        return
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    figure, axes = report.new_figure(len(tasks), 2, "Return in training, and the steps and seconds that it took")
+    for row in rows:
+        curves = [np.array(run["curve"], np.float64) for run in runs_of(row, stored)]
+        steps = np.linspace(0, curves[0][-1, 0], POINTS + 1)[1:]
+        # [seeds, points]; where no episode has ended yet there is no return
+        seconds = np.array([np.interp(steps, c[:, 0], c[:, 1]) for c in curves]).mean(0)
+        returns = np.array([np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in curves])
+        middle, width = plots.mean_and_ci(returns.T)
+        label = "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if row.against else "ppo.py"
+        colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
+        for axis, x in zip(axes[tasks.index(row.task)], (steps / 1e6, seconds), strict=True):
+            axis.plot(x, middle, color=colour, label=f"{label} ({len(curves)} seeds)")
+            axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+            axis.set(title=row.task, ylabel="return in training", ylim=(0, None))
+    for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
+        for each in axis:
+            each.set_xlabel(label)
+    report.save_figure(figure, path, "Mean over seeds and 95 % t-interval. Seconds are without imports and compiling.")
+
+
+def list_rows(rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
+    width = max(len(row.name) for row in rows)
+    return "\n".join(
+        f"{row.name:<{width}}  {len(runs_of(row, stored))}/{row.seeds}  {typed(row)}"
+        f"{'  (alone, on all cores)' if row.alone else ''}"
+        for row in rows
+    )
+
+
 def main(args: Args) -> None:
-    rows = choose(args.rows)
-    failed = make(args, rows)
+    rows, failed = choose(args.rows), []
+    if args.list:
+        print(list_rows(rows, read(args.out)))
+        return
+    if not (args.report or args.check):
+        try:
+            failed = make(args, rows)
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; the same command goes on from here") from None
+    stored, picture = read(args.out), args.out.with_suffix(".png")
+    page = make_page(stored, os.path.relpath(picture, args.page.parent))
+    if args.check:
+        if not args.page.exists() or args.page.read_text() != page:
+            raise SystemExit(
+                f"{args.page} is not what {args.out} gives; python benchmarks/learning.py --report writes it"
+            )
+        return
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(args.page, page)
+    draw(stored, picture)
     if failed:
         raise SystemExit("\n".join(failed))
 

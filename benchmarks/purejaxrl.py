@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -107,26 +108,36 @@ def prepare(checkout: Path | None) -> tuple[Path, Path]:
     return make_rejax_python(), folder
 
 
-def play(run: Path, args: Any) -> float:
-    """Plays the policy in params.npz. args: our Args of an evaluation. -> mean return of its episodes."""
+def make_policy(run: Path, env_id: str) -> tuple[Any, Callable[..., Any]]:
+    """-> the environment, one of its kind; the policy in params.npz: anything, obs [N, ...] -> distribution."""
     import jax
     import numpy as np
 
-    from common import envs, evaluation
+    from common import envs
     from common.actions import Categorical
 
     with np.load(run / "params.npz") as file:
-        params = jax.device_put(dict(file))
-    suite = envs.make(args.env_id, 1).suite
+        params = {name: file[name].astype(np.float32) for name in file}
+    suite = envs.make(env_id, 1).suite
 
-    def policy(params: dict[str, Any], obs: jax.Array) -> Categorical:
+    def policy(_: Any, obs: jax.Array) -> Categorical:
         """Its ActorCritic's actor: Dense_0, Dense_1 and Dense_2."""
         x = obs.reshape(len(obs), -1).astype(np.float32)
         for layer in ("Dense_0", "Dense_1"):
             x = jax.nn.relu(x @ params[f"{layer}/kernel"] + params[f"{layer}/bias"])
         return Categorical(x @ params["Dense_2/kernel"] + params["Dense_2/bias"], suite.action_space.nvec)
 
-    return float(evaluation.Player(args, suite, policy).scores(params, 0)["eval/episodic_return"])
+    return suite, policy
+
+
+def play(run: Path, args: Any) -> float:
+    """Plays the policy in params.npz. args: our Args of an evaluation. -> mean return of its episodes."""
+    import jax.numpy as jnp
+
+    from common import evaluation
+
+    player = evaluation.Player(args, *make_policy(run, args.env_id))
+    return float(player.scores(jnp.float32(0), 0)["eval/episodic_return"])
 
 
 @dataclass(frozen=True)
