@@ -359,9 +359,11 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
     if used:
         cpus = "; ".join(sorted({f"{run['machine']['cpu']}, {run['machine']['memory_gb']} GB" for run in used}))
         commits = ", ".join(sorted({run["commit"][:7] + run["commit"][40:] for run in used}))
-        days = sorted(run["date"][:10] for run in used)
+        days = sorted({run["date"][:10] for run in used})
         jax = " and ".join(sorted({run["jax"] for run in used}))
-        parts.append(f"{len(used)} runs, {days[0]} to {days[-1]}, on {cpus}; JAX {jax}; commits {commits}.")
+        parts.append(
+            f"{len(used)} runs, {' to '.join(days[:1] + days[1:][-1:])}, on {cpus}; JAX {jax}; commits {commits}."
+        )
     if any(TABLE[name].group == "headline" for name in known):
         parts.append(f"![Returns in training against steps and against seconds]({picture})")
     for group in GROUPS:
@@ -390,7 +392,7 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         label = "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if row.against else "ppo.py"
         colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
         for axis, x in zip(axes[tasks.index(row.task)], (steps / 1e6, seconds), strict=True):
-            axis.plot(x, middle, color=colour, label=f"{label} ({len(curves)} seeds)")
+            axis.plot(x, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
             axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
             axis.set(title=row.task, ylabel="return in training", ylim=(0, None))
     for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
