@@ -428,3 +428,17 @@ def test_each_task_of_the_array_runs_its_own_command(monkeypatch, tmp_path):
         assert started()[-1] == name
     assert starts()[0][2:4] == ["--note", "two words"] and starts()[1][2:4] == ["--note", "it's"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["finished", "finished", "missing"]
+
+
+def test_what_follows_a_finished_run_is_made_next_on_the_same_cores():
+    told = []
+
+    def then(done):
+        told.append((done.name, grid.state(done, RUNS)))
+        return None if done.name.endswith("+") else cell(f"{done.name}+")
+
+    assert grid.run_missing([cell("a"), cell("b")], RUNS, 1, print, then) == []
+    assert started() == ["a", "a+", "b", "b+"]
+    assert told == [(name, "finished") for name in started()]
+    (failed,) = grid.run_missing([cell("c", fail=True)], RUNS, 1, print, then)
+    assert failed.startswith("c: exit code 1") and len(told) == 4
