@@ -25,12 +25,13 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import Positional
 
+from clinic import advice, diagnosis, how_many, levers, records
+from clinic.diagnosis import Course, Numbers, Trend
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Fraction, Positive, UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import advice, diagnosis, grid, how_many, levers, records
-from experiments.diagnosis import Course, Numbers, Trend
+from experiments import grid
 
 OF_MODE = {  # flags that mean something with another one only
     "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "launch", "dry_run", "only"),
@@ -104,7 +105,7 @@ class Args:
         object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
 
 
-# What each label means. experiments/advice.py has what to try.
+# What each label means. clinic/advice.py has what to try.
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
