@@ -1,4 +1,4 @@
-"""Says of a run since when it stands still, the likely cause and what to try; and tries it.
+"""Tells you when a run stopped improving, the likely cause, and what to try; and tries it.
 
     python doctor.py runs/NAME                     # the diagnosis, in ten lines and a picture
     python doctor.py runs/NAME --intervene         # branches from its newest checkpoint: which change lifts the return?
@@ -7,8 +7,7 @@
 
 The diagnosis rests on one measurement that other tools do not have: how much of what an update gains on its own
 transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb; --intervene is an
-experiment, with a control and paired seeds, and needs no theory to be right. docs/doctor.md has cases from start to
-end, and how often the diagnosis was right in 21 cases whose cause was built in.
+experiment, with a control and paired seeds. Its rules are in clinic/. See docs/doctor.md.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
