@@ -1,4 +1,4 @@
-"""Says of a run since when it stands still, the likely cause and what to try; and tries it.
+"""Tells you when a run stopped improving, the likely cause, and what to try; and tries it.
 
     python doctor.py runs/NAME                     # the diagnosis, in ten lines and a picture
     python doctor.py runs/NAME --intervene         # branches from its newest checkpoint: which change lifts the return?
@@ -7,8 +7,7 @@
 
 The diagnosis rests on one measurement that other tools do not have: how much of what an update gains on its own
 transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb; --intervene is an
-experiment, with a control and paired seeds, and needs no theory to be right. docs/doctor.md has cases from start to
-end, and how often the diagnosis was right in 21 cases whose cause was built in.
+experiment, with a control and paired seeds. Its rules are in clinic/. See docs/doctor.md.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -25,12 +24,13 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import Positional
 
+from clinic import advice, diagnosis, how_many, levers, records
+from clinic.diagnosis import Course, Numbers, Trend
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Fraction, Positive, UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import advice, diagnosis, grid, how_many, levers, records
-from experiments.diagnosis import Course, Numbers, Trend
+from experiments import grid
 
 OF_MODE = {  # flags that mean something with another one only
     "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "launch", "dry_run", "only"),
@@ -104,7 +104,7 @@ class Args:
         object.__setattr__(self, "over", self.over.lstrip("-").replace("-", "_"))
 
 
-# What each label means. experiments/advice.py has what to try.
+# What each label means. clinic/advice.py has what to try.
 CAUSES = {
     "step": "the outer step is too large: fresh transitions would take back much of each update",
     "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "

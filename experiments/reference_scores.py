@@ -96,7 +96,7 @@ def main(
     for game, found in games.items():
         print(f"{game}: {found['random']['mean']:g} to {found['reference']['mean']:g} (± {found['reference']['ci95']})")
     if not table:
-        how = results.facts("reference_scores") | {"random_episodes": EPISODES}
+        how = results.facts("experiments.reference_scores") | {"random_episodes": EPISODES}
         results.write(out, how | {"games": games})
 
 

@@ -17,8 +17,8 @@ RULES = "experiments/PREREGISTERED.md"
 
 
 def facts(module: str, *headings: str) -> dict[str, Any]:
-    """How a result was made. headings: of its rules in RULES."""
-    command = shlex.join(["python", "-m", f"experiments.{module}", *sys.argv[1:]])
+    """How a result was made. module: as in `python -m`; headings: of its rules in RULES."""
+    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
     where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
     return {"command": command, "date": f"{datetime.date.today()}"} | where | committed(*headings)
 

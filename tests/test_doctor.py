@@ -19,11 +19,12 @@ import ppo_ewma
 import ppo_rnn
 import pqn
 import stochastic_opt
+from clinic import advice, cases, diagnosis, how_many, levers, records
 from common import envs
 from common.run import checkpoints
 from common.run.arguments import UsageError, parse
 from common.run.run import main as run_main
-from experiments import advice, diagnosis, doctor_cases, grid, how_many, levers, records
+from experiments import grid
 
 LINES = 200
 X = np.linspace(0, 1, LINES)
@@ -745,10 +746,10 @@ def test_each_lever_changes_one_thing_and_its_command_is_understood(tmp_path):
 
 
 def test_what_the_doctor_says_of_the_cases_is_counted(monkeypatch):
-    cases = {"up": doctor_cases.Case("climbing", "ppo", ""), "far": doctor_cases.Case("step", "ppo", "")}
-    monkeypatch.setattr(doctor_cases, "CASES", cases)
+    known = {"up": cases.Case("climbing", "ppo", ""), "far": cases.Case("step", "ppo", "")}
+    monkeypatch.setattr(cases, "CASES", known)
     found = {"up": ["climbing"] * 7 + ["settled", "settled", "step"], "far": ["step", "no gain"]}
-    *lines, last = doctor_cases.summary(found)
+    *lines, last = cases.summary(found)
     assert last == "right: 8 of 12; false alarms: 1 of 10 seeds without a fault"
     assert lines[1].split() == ["far", "step", "1", "step,", "1", "no", "gain"]
 
@@ -862,53 +863,32 @@ def test_an_intervention_from_start_to_end(tmp_path, capsys):
 
 
 def test_cases_are_commands_that_their_scripts_understand(tmp_path):
-    for name in doctor_cases.CASES:
-        cell = doctor_cases.cell(name, 100)
+    for name in cases.CASES:
+        cell = cases.cell(name, 100)
         module = {"ppo": ppo, "ppo_ewma": ppo_ewma, "stochastic_opt": stochastic_opt}[cell.script]
         args = parse(module.Args, "", grid.command(cell, tmp_path)[2:])
         assert args.num_updates == cell.num_updates and args.seed == 100 and args.num_seeds == 10
 
 
 def test_cases_with_sticky_actions_are_those_on_games_without_chance():
-    sticky = [name for name in doctor_cases.CASES if name.endswith(doctor_cases.STICKY)]
-    plain = [name.removesuffix(doctor_cases.STICKY) for name in sticky]
+    sticky = [name for name in cases.CASES if name.endswith(cases.STICKY)]
+    plain = [name.removesuffix(cases.STICKY) for name in sticky]
     assert plain == ["breakout, two games", "breakout, climb", "space invaders, noisy"]
     for name, case in zip(sticky, plain, strict=True):
-        flags, other = (dict(doctor_cases.cell(x, 0).flags) for x in (name, case))
-        assert flags == other | {"sticky_actions": "0.1"} and doctor_cases.CASES[name].expected == "climbing"
+        flags, other = (dict(cases.cell(x, 0).flags) for x in (name, case))
+        assert flags == other | {"sticky_actions": "0.1"} and cases.CASES[name].expected == "climbing"
 
 
 def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr(doctor_cases.grid, "made", lambda cells, *_, **__: made.extend(c.name for c in cells))
+    monkeypatch.setattr(cases.grid, "made", lambda cells, *_, **__: made.extend(c.name for c in cells))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     for sticky, count, file in ((True, 3, "doctor_sticky.json"), (False, 21, "doctor.json")):
         made.clear()
-        doctor_cases.main(first_seed=100, runs_dir=tmp_path, sticky=sticky)
+        cases.main(first_seed=100, runs_dir=tmp_path, sticky=sticky)
         assert not (tmp_path / "results" / file).exists()
         made.clear()
-        doctor_cases.main(runs_dir=tmp_path, sticky=sticky)
+        cases.main(runs_dir=tmp_path, sticky=sticky)
         assert len(made) == count and all(("sticky" in name) == sticky for name in made)
-        (heading,) = json.loads((tmp_path / "results" / file).read_text())["rules were committed in"]
-        assert heading.endswith("sticky actions") == sticky
-
-
-def test_the_page_shows_what_the_interventions_with_sticky_actions_found():
-    root = Path(__file__).parents[1]
-    found = json.loads((root / "results" / "doctor_sticky_interventions.json").read_text())
-    returns = {lever["lever"]: np.array(lever["returns"]) for lever in found["levers"]}
-    page = (root / "docs" / "doctor.md").read_text()
-    names = {"control": "unchanged", "entropy": "entropy bonus × 5", "eps": "ε ÷ 4"}
-    for lever in found["levers"]:
-        values = returns[lever["lever"]]
-        less = ""
-        if lever["lever"] != "control":
-            each = values - returns["control"]
-            # The t-quantile of 9 degrees of freedom at 1 - 0.025 / 2, from a table: two levers, jointly 95 %.
-            width = 2.6850 * each.std(ddof=1) / np.sqrt(each.size)
-            less = f"{each.mean():+.2f} ± {width:.2f}".replace("-", "−")
-            assert np.allclose([lever["difference"], lever["width"]], [each.mean(), width], atol=2e-3)
-        above = f"{(values > 7).sum()}" + (" of 10" if lever["lever"] == "control" else "")
-        row = f"| {names[lever['lever']]} | {values.mean():.1f} | {less} | {above} |".replace("|  |", "| |")
-        assert row in page
+        assert json.loads((tmp_path / "results" / file).read_text())["cases"] == {}

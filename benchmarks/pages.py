@@ -1,0 +1,176 @@
+"""The tables and numbers of README.md and docs/, from results/*.json and the code.
+
+    cog -P -r -I benchmarks README.md docs/*.md            # writes them between their markers
+    cog -P --check -I benchmarks README.md docs/*.md       # exits with 1 if a page is not up to date
+
+A page calls a function of this file in a comment, and what it prints stands below until the end marker. To change a
+number, measure it anew: nothing between the markers is typed.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    shown = ["| " + " | ".join(map(str, line)) + " |" for line in (head, *rows)]
+    print("\n".join([shown[0], "|---" * len(head) + "|", *shown[1:]]).replace("|  |", "| |"))
+
+
+def measured(found: dict[str, Any]) -> None:
+    """A line below a table: where and when it was measured."""
+    machine = found["hardware"] if "hardware" in found else found["devices"]
+    cores = "one core" if machine["cores"] == 1 else f"{machine['cores']} cores"
+    print(f"\nMeasured on {cores} ({machine['cpu']}), no GPU, {found['date'][:10]}.")
+
+
+def learning() -> None:
+    """The picture of `python benchmarks/learning.py`, and three of its returns."""
+    path = ROOT / "results" / "learning.json"
+    if not path.exists():
+        return print("The returns are being measured anew: `python benchmarks/learning.py`.")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in json.loads(path.read_text())["runs"]:
+        rows.setdefault(run["row"], []).append(run)
+    shown = {name: runs for name, runs in rows.items() if name.endswith("_ppo_2048") and "sticky" not in name}
+    print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
+    for name, runs in list(shown.items())[:3]:
+        mean, command = sum(run["sampled"] for run in runs) / len(runs), runs[0]["command"]
+        print(f"- **{name.partition('_')[0].title()}**: {mean:.1f}, the mean of {len(runs)} seeds (`{command}`)")
+    return None
+
+
+def million() -> None:
+    """Speed and memory by the number of environments."""
+    found = read("scaling")
+    points = {}
+    for point in found["points"]:
+        setting = point["setting"]
+        if setting["num_devices"] is None and setting["num_rollout_chunks"] is None:
+            points[setting["env_id"], setting["num_envs"]] = point["result"]
+    sizes = [1024, 65536, 1048576]
+    rows = []
+    for env_id in ("CartPole-v1", "Breakout-MinAtar"):
+        of = [points[env_id, size] for size in sizes]
+        rows.append([f"{env_id}, steps per second", *(f"{x['steps_per_second']:,.0f}" for x in of)])
+        rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
+    table(["environments", *(f"{size:,}" for size in sizes)], rows)
+    measured(found)
+
+
+def compare() -> None:
+    """ppo.py over rejax."""
+    found, half = read("compare"), read("compare_bfloat16")
+    ratios = {(x["env_id"], x["num_envs"]): x["ratios"] for x in found["summary"] if x.get("ratios")}
+    bfloat16 = {(x["env_id"], x["num_envs"]): x["ratios"] for x in half["summary"]}
+    sizes = sorted({size for _, size in ratios})
+
+    def row(env_id: str, key: str, of: dict, label: str) -> list[str]:
+        return [label, *(f"{of[env_id, n][key]['median']:.2f} ×" if (env_id, n) in of else "–" for n in sizes)]
+
+    rows = [
+        row(env_id, key, ratios, f"{env_id}, {name}")
+        for env_id in ("CartPole-v1", "Breakout-MinAtar")
+        for key, name in MEASURES.items()
+    ]
+    rows.append(row("Breakout-MinAtar", "steps_per_second", bfloat16, "the same speed, `--compute-dtype bfloat16`"))
+    table(["ppo.py / rejax, environments", *(f"{size:,}" for size in sizes)], rows)
+    measured(found)
+
+
+def pqn_speed() -> None:
+    """pqn.py over PureJaxQL."""
+    found = read("compare_pqn")
+    shown = lambda x: f"{x['median']:.2f} ({x['min']:.2f}–{x['max']:.2f})"  # noqa: E731
+    rows = [[name, *(shown(x["ratios"][key]) for x in found["summary"])] for key, name in MEASURES.items()]
+    title = f"pqn.py / PureJaxQL, median of {found['summary'][0]['repetitions']} (least–greatest)"
+    table([title, *(f"{x['num_envs']:,} environments" for x in found["summary"])], rows)
+    measured(found)
+
+
+def launches() -> None:
+    """What an update is on an H100, as compiled."""
+    rows = [
+        [name, row["per_minibatch"], f"{row['per_environment_step']:,}", f"{row['per_update']:,}",
+         f"{row['launch_bound_ms']:,} ms", f"{row['arithmetic_ms']:,} ms", row["host_waits"],
+         f"{sum(row['memory_mb'].values()):,.0f} MB"]
+        for name, row in read("gpu_compile")["rows"].items()
+    ]  # fmt: skip
+    head = ["update", "launches per minibatch", "per environment step", "per update", "bound by launches"]
+    table([*head, "arithmetic and memory", "host waits", "memory"], rows)
+
+
+def plasticity() -> None:
+    """What a measurement of the network costs."""
+    found = read("plasticity")
+    rows = [
+        [name, f"{1e3 * x['update_s']:.0f} ms", f"{1e3 * x['measurement_s']:.0f} ms", f"{100 * x['share']:.1f} %"]
+        for name, x in found["settings"].items()
+    ]
+    table(["", "update", "measurement", "share"], rows)
+    measured(found)
+
+
+def search() -> None:
+    """SFL beside Kinetix's own functions."""
+    both = [read("search"), read("search_bfloat16")]
+    training, playing = ([x[key] for x in both] for key in ("training", "search"))
+    speeds = (f"{t['ours']['steps_per_second']:,.0f}; {t['peer']['steps_per_second']:,.0f}" for t in training)
+    peak = "; ".join(f"{n}: {size / 2**20:,.0f} MiB" for n, size in both[0]["peak_bytes"].items())
+    table(
+        ["", "float32", "`--compute-dtype bfloat16`"],
+        [
+            ["training, steps per second; Kinetix's", *speeds],
+            ["ratio", *(f"**{t['ratio']:.2f}**" for t in training)],
+            ["playing candidates, steps per second", *(f"{s['scoring_steps_per_second']:,.0f}" for s in playing)],
+            ["ratio to Kinetix's rollout", *(f"{s['ratio']:.2f}" for s in playing)],
+            ["peak memory by number of candidates", peak, "–"],
+        ],
+    )
+    measured(both[0])
+
+
+def estimators() -> None:
+    """What each estimator of learnability selects."""
+    found = read("estimators")
+    rows = []
+    for name, x in found["found"].items():
+        estimate = f"{x['estimate']:.3f}" if x.get("estimate") is not None else ""
+        again = f"{x['learnability']:.3f} ± {x['ci95']:.3f}"
+        rows.append([name, estimate, again, f"{x['success_rate']:.2f}", f"{100 * x['steady']:.0f} %"])
+    table(["kept by", "its own estimate", "p (1 - p) when played again", "p", "p = 0 or 1"], rows)
+    measured(found)
+
+
+def bowl() -> None:
+    """Where gradient descent on the bowl ends, beside the theory."""
+    found = read("fig_1b")
+    lines = found["drawn_last"][""]
+    rows = []
+    for label, ((mean, low, high),) in lines.items():
+        if label != "theory":
+            rows.append([f"`{label}`", f"{mean:.3f} ({low:.3f} to {high:.3f})"])
+    table(["step size", "−‖x‖ at the end: mean and 95 % interval"], rows)
+    print(f"\nFigures 1b, 2a, 3b: {', '.join(read(f'fig_{name}')['verdict'] for name in ('1b', '2a', '3b'))}.")
+
+
+def figures() -> None:
+    """Every figure: its command, what varies, and the claim."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    import figures as program
+
+    rows = []
+    for name, figure in program.FIGURES.items():
+        presets = list(program.presets_of(name))
+        flag = "" if presets[0] == "laptop" else f" --preset {presets[0]}"
+        rows.append([name, f"`python figures.py {name}{flag}`", figure.title, figure.claim])
+    table(["figure", "command", "what varies", "the paper's claim"], rows)

@@ -1,0 +1,135 @@
+"""Branches of a run, each with one thing changed: which of them lifts the return above the unchanged one?"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clinic import records
+from clinic.diagnosis import RETURN
+from common.run import plots
+from experiments import grid
+
+# Flags of a run that a branch does not take over: how it was started, watched and stored.
+NOT_TAKEN = {
+    *records.STARTED,
+    *("seed", "num_seeds", "total_timesteps", "runs_dir", "checkpoint_every", "keep_checkpoints"),
+    *("log_every", "eval_every", "num_eval_episodes", "capture_video", "plasticity_every"),
+    *("base_num_envs", "num_minibatches"),  # they follow from the number of environments and the minibatch's size
+}
+
+
+class Lever(NamedTuple):
+    """One change to a run. flags: those that differ; script: that of the run unless named."""
+
+    what: str
+    flags: dict[str, Any]
+    script: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What a lever did: returns at the end of the branch [seeds], and the difference from the control's, seed by seed,
+    with half of its interval: all levers' intervals together hold with 95 % (Bonferroni)."""
+
+    lever: str
+    returns: np.ndarray
+    difference: float
+    width: float
+
+    @property
+    def found(self) -> str:
+        """lifts, lowers or undecided."""
+        if np.isnan(self.width) or abs(self.difference) <= self.width:
+            return "undecided"
+        return "lifts" if self.difference > 0 else "lowers"
+
+
+def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
+    """The levers that this run has, the control first. fresh: the branch starts from scratch."""
+    # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
+    com = getattr(args, "com", 0.0) or args.update_epochs * args.num_minibatches / 2
+    found = {
+        "control": Lever("nothing changed", {}),
+        "envs": Lever("8 x the environments, more minibatches", {"num_envs": 8 * args.num_envs}),
+        "minibatch": Lever("8 x larger minibatches", {"minibatch_size": 8 * args.minibatch_size}),
+        "lr": Lever("a quarter of the learning rate", {"learning_rate": args.learning_rate / 4}),
+        "epochs": Lever("a quarter of the epochs", {"update_epochs": max(1, args.update_epochs // 4)}),
+    }
+    if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
+        del found["minibatch"]
+    if args.update_epochs == 1:
+        del found["epochs"]
+    found["eps"] = Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4})
+    found["com"] = Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma")
+    bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
+    found["entropy"] = Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01})
+    if not fresh:
+        found["critic"] = Lever("a fresh critic", {"fresh_critic": True})
+    return found
+
+
+def adapted_rate(run: Path, update: int) -> float | None:
+    """The learning rate that --adaptive-lr-kl had reached: the last one logged up to an update, the mean over seeds."""
+    key = "charts/learning_rate"
+    logged = [line[key] for line in plots.read_lines(run) if key in line and line["update"] <= update]
+    return float(np.mean(logged[-1])) if logged else None
+
+
+def cells_of(
+    run: str, script: str, args: Any, levers: dict[str, Lever], budget: int, seeds: Sequence[int], fresh: bool
+) -> dict[tuple[str, int], grid.Cell]:
+    """The branches, by lever and seed. A run of several seeds is branched as a whole, each seed from its own state."""
+    together = args.num_seeds > 1
+    base = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in NOT_TAKEN}
+    default = type(args)()
+    base = {name: value for name, value in base.items() if value != getattr(default, name)}
+    base |= {"minibatch_size": args.minibatch_size, "num_envs": args.num_envs}
+    base |= {"num_eval_episodes": 0, "plasticity_every": 0, "checkpoint_every": 0, "halt_on_nan": False}
+    cells = {}
+    for name, lever in levers.items():
+        for seed in [args.seed] if together else seeds:
+            flags = base | lever.flags
+            updates = max(1, budget // (flags["num_envs"] * args.num_steps))
+            total = updates * flags["num_envs"] * args.num_steps
+            flags |= {"total_timesteps": total, "seed": seed, "num_seeds": args.num_seeds if together else 1}
+            flags |= {"log_every": max(1, updates // 100)}
+            # The branches lie in the run's folder, so its name is enough: its path may be spelled in several ways.
+            told = {} if fresh else {"init_from": Path(run).name}
+            cell = grid.named(lever.script or script, flags | told, {"lever": name, "seed": seed}, updates)
+            cells[name, seed] = replace(cell, flags=tuple((flags | ({} if fresh else {"init_from": run})).items()))
+    return cells
+
+
+def curve(folder: Path, cell: grid.Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [T] and returns [T, seeds] of a finished branch."""
+    return plots.series(plots.read_lines(folder / cell.name), RETURN)
+
+
+def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outcome]:
+    """What each finished lever did. The return of a branch is the mean over its last quarter."""
+    ends: dict[str, list[np.ndarray]] = {}
+    for (name, _), cell in cells.items():
+        _, returns = curve(folder, cell) if grid.state(cell, folder) == "finished" else (None, np.empty((0, 1)))
+        tail = returns[-max(1, len(returns) // 4) :]
+        # A line in which no episode of a seed ended has no return of it.
+        end = np.array([np.mean(seed[np.isfinite(seed)]) if np.isfinite(seed).any() else np.nan for seed in tail.T])
+        ends.setdefault(name, []).append(end)
+    per_seed = {name: np.concatenate(values) for name, values in ends.items()}
+    return [Outcome(name, values, *paired(values, per_seed, name)) for name, values in per_seed.items()]
+
+
+def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tuple[float, float]:
+    """Mean difference from the control, and half of its t-interval, which there is only if all seeds have ended well:
+    those that are left are no sample. [seeds] -> difference, width."""
+    from scipy.special import stdtrit
+
+    differences = values - per_seed["control"]
+    differences = differences[np.isfinite(differences)]
+    n, levers = len(differences), max(1, len(per_seed) - 1)
+    if n == 0 or name == "control":
+        return (0.0 if name == "control" else np.nan), np.nan
+    known = 1 < n == len(values)
+    error = differences.std(ddof=1) / np.sqrt(n) if known else np.nan
+    return float(differences.mean()), float(stdtrit(n - 1, 1 - 0.025 / levers) * error) if known else np.nan
