@@ -89,8 +89,9 @@ def settled(script: str, flags: str) -> Any:
 
 
 def settings(row: Row) -> str:
-    """A digest of all arguments that a result depends on, defaults too."""
-    values = {k: v for k, v in asdict(settled(row.script, row.flags)).items() if k not in NOT_SETTINGS}
+    """A digest of all arguments that a result depends on, defaults too. What is off is left out: a new flag of a script
+    that is off by default changes no result."""
+    values = {k: v for k, v in asdict(settled(row.script, row.flags)).items() if v and k not in NOT_SETTINGS}
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
 
 
