@@ -212,7 +212,7 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: T
                 failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
                 say(f"[{done}/{len(cells)}] failed: {failed[-1]}")
 
-    threads = [threading.Thread(target=work, args=(cores,)) for cores in _shares(min(jobs, len(cells)))]
+    threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, len(cells)))]
     try:
         _run_through(threads)
     except KeyboardInterrupt:
@@ -230,13 +230,13 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: T
 def _run_through(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
-    with _signals_interrupt():
+    with signals_interrupt():
         for thread in threads:
             thread.join()
 
 
 @contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def signals_interrupt() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP are a KeyboardInterrupt, as Ctrl-C is: the runs are in groups of their own, and would
     go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
 
@@ -265,7 +265,7 @@ def cores_or_one() -> int:
     return 1 if devices.number_of_gpus() else cores()
 
 
-def _shares(jobs: int) -> list[set[int]]:
+def shares(jobs: int) -> list[set[int]]:
     """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
@@ -292,12 +292,12 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
         # second signal, at which it exits without saving.
         words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
-        with _bound(cores):
+        with bound(cores):
             return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
 
 
 @contextlib.contextmanager
-def _bound(cores: set[int]) -> Iterator[None]:
+def bound(cores: set[int]) -> Iterator[None]:
     """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
     could deadlock once JAX has started its threads.)"""
     before = os.sched_getaffinity(0) if cores else set()

@@ -228,10 +228,10 @@ def test_as_many_run_at_a_time_as_asked(jobs, together):
 def test_jobs_share_the_cores_without_overlap(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 9)), raising=False)
     for jobs in (1, 2, 5):
-        shares = grid._shares(jobs)
+        shares = grid.shares(jobs)
         assert len(shares) == jobs and sorted(core for share in shares for core in share) == [4, 5, 6, 7, 8]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert all(share for share in grid._shares(7))
+    assert all(share for share in grid.shares(7))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux only")
@@ -240,7 +240,7 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
     jax.devices()  # from here on JAX warns of a fork that runs Python in the child: it may deadlock
     run(*(cell(name, seconds=0.5) for name in "ab"), jobs=2)
     kept = sorted(json.loads(path.read_text()) for path in RUNS.glob("*/cores.json"))
-    assert kept == sorted(sorted(share) for share in grid._shares(2))
+    assert kept == sorted(sorted(share) for share in grid.shares(2))
     assert os.sched_getaffinity(0) == mine
     assert not [warning for warning in recwarn if "fork" in str(warning.message)]
 
