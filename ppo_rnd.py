@@ -94,7 +94,7 @@ class Args(RunArgs):
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.1
     """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 3
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
@@ -114,9 +114,9 @@ class Args(RunArgs):
     """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: Positive[float] = 1e-3
+    learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
     adaptive_lr_kl: Positive[float] | None = None
     """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
@@ -140,11 +140,11 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
-    layer_norm: bool = False
+    layer_norm: bool = True
     """Layer normalisation before each activation."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""

@@ -83,13 +83,13 @@ class Args(RunArgs):
     """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
-    gamma: Fraction = 0.99
+    gamma: Fraction = 0.995
     """Discount factor."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Fraction = 0.8
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.2
     """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 3
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
@@ -110,9 +110,9 @@ class Args(RunArgs):
     sequence_length: Positive[int] | None = None
     """L: steps through which the cell is unrolled and gradients flow (default: --num-steps). Minibatches hold whole
     sequences of this length."""
-    learning_rate: Positive[float] = 1e-3
+    learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
     adaptive_lr_kl: Positive[float] | None = None
     """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
@@ -121,11 +121,11 @@ class Args(RunArgs):
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: NonNegative[float] = 0.01
+    ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus."""
 
     # --- network ---
@@ -134,11 +134,11 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
-    layer_norm: bool = False
+    layer_norm: bool = True
     """Layer normalisation before each activation."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""

@@ -56,42 +56,45 @@ GROUPS = {  # what the page says of each
     "memory": ("Memory, exploration, blocks", "Other scripts beside `ppo.py` with the same flags."),
 }
 
+# What is usual where observations are a few numbers and a step is dear: small rates, tanh, long returns.
+TANH = "--learning-rate 1e-3 --activation tanh --no-layer-norm --clip-vloss --update-epochs 4"
 # Task: score, whose it is, flags of ppo.py.
 CLASSIC = {
     "CartPole": (
         500,
         ZOO,
-        "--env-id CartPole-v1 --num-envs 64 --num-steps 128 --minibatch-size 1024 --anneal-lr "
-        "--total-timesteps 1000000",
+        f"--env-id CartPole-v1 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.99 --gae-lambda 0.95 "
+        "--ent-coef 0.01 --total-timesteps 1000000",
     ),
     "Acrobot": (
         -73.5,
         ZOO,
-        "--env-id Acrobot-v1 --num-envs 64 --num-steps 64 --minibatch-size 512 --gae-lambda 0.94 --ent-coef 0 "
-        "--anneal-lr --total-timesteps 1000000",
+        f"--env-id Acrobot-v1 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 --gae-lambda 0.94 "
+        "--ent-coef 0 --total-timesteps 1000000",
     ),
     "MountainCar": (
         -110,
         ZOO,
-        "--env-id MountainCar-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 --gae-lambda 0.98 --norm-obs "
-        "--norm-reward --anneal-lr --total-timesteps 2000000",
+        f"--env-id MountainCar-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 --gae-lambda 0.98 "
+        "--ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
     ),
     "Pendulum": (
         -172,
         ZOO,
         "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --update-epochs 8 --minibatch-size 256 --learning-rate 1e-3 "
-        "--gamma 0.95 --ent-coef 0 --clip-eps 0.1 --anneal-lr --total-timesteps 3000000",
+        "--activation tanh --no-layer-norm --clip-vloss --gamma 0.95 --gae-lambda 0.95 --ent-coef 0 --clip-eps 0.1 "
+        "--total-timesteps 3000000",
     ),
     "MountainCarContinuous": (
         90,
         ZOO,
-        "--env-id MountainCarContinuous-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 --norm-obs --norm-reward "
-        "--anneal-lr --total-timesteps 2000000",
+        f"--env-id MountainCarContinuous-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.95 --ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
     ),
 }
 BRAX = (
-    "--num-envs 512 --num-steps 16 --minibatch-size 1024 --gamma 0.97 --norm-obs --norm-reward --ent-coef 0 "
-    "--total-timesteps 10000000"
+    f"--num-envs 512 --num-steps 16 --minibatch-size 1024 {TANH} --gamma 0.97 --gae-lambda 0.95 --norm-obs --norm-reward "
+    "--ent-coef 0 --total-timesteps 10000000"
 )
 CONTROL = {
     "HalfCheetah": (5049, f"{DISCOGEN}, 50M steps", f"--env-id brax/halfcheetah {BRAX}"),
@@ -100,8 +103,8 @@ CONTROL = {
     "CartpoleSwingup": (
         None,
         "",
-        "--env-id playground/CartpoleSwingup --num-envs 256 --minibatch-size 1024 --stagger-resets 1000 --norm-obs "
-        "--ent-coef 0 --total-timesteps 5000000",
+        f"--env-id playground/CartpoleSwingup --num-envs 256 --minibatch-size 1024 --stagger-resets 1000 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.95 --norm-obs --ent-coef 0 --total-timesteps 5000000",
     ),
 }
 OTHERS = {
@@ -118,21 +121,21 @@ OTHERS = {
     "LunarLander": (
         200,
         "what counts as solved",
-        "--env-id gymnasium/LunarLander-v3 --num-envs 64 --num-steps 128 --minibatch-size 1024 --gamma 0.999 "
-        "--gae-lambda 0.98 --anneal-lr --total-timesteps 2000000",
+        f"--env-id gymnasium/LunarLander-v3 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.999 "
+        "--gae-lambda 0.98 --ent-coef 0.01 --total-timesteps 2000000",
     ),
 }
 # Task: the script beside ppo.py, flags of both.
 PAIRS = {
     "MemoryChain": (
         "ppo_rnn.py",
-        "--env-id MemoryChain-bsuite --env-kwargs '{\"memory_length\": 20}' --num-envs 128 --num-steps 64 "
-        "--minibatch-size 1024 --total-timesteps 262144",
+        f"--env-id MemoryChain-bsuite --env-kwargs '{{\"memory_length\": 20}}' --num-envs 128 --num-steps 64 "
+        f"--minibatch-size 1024 {TANH} --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 262144",
     ),
     "CartPole without velocities": (
         "ppo_rnn.py",
-        "--env-id benchmarks/masked_cartpole.py:Masked --num-envs 64 --num-steps 128 --minibatch-size 1024 --anneal-lr "
-        "--total-timesteps 1000000",
+        f"--env-id benchmarks/masked_cartpole.py:Masked --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} "
+        "--gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 1000000",
     ),
     "DeepSea, 20 × 20": (
         "ppo_rnd.py",
@@ -147,8 +150,8 @@ GOALS = {"Breakout": 40, "SpaceInvaders": 150}
 # The flags of PureJaxRL's notebook for MinAtar, with all that might have another default here one day.
 SAME = (
     "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
-    "--activation relu --network mlp --hidden-sizes 64 64 --gamma 0.99 --gae-lambda 0.95 --clip-eps 0.2 "
-    "--ent-coef 0.01 --vf-coef 0.5 --max-grad-norm 0.5"
+    "--activation relu --no-layer-norm --network mlp --hidden-sizes 64 64 --gamma 0.99 --gae-lambda 0.95 "
+    "--clip-eps 0.2 --clip-vloss --ent-coef 0.01 --vf-coef 0.5 --max-grad-norm 0.5"
 )
 
 
