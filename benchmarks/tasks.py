@@ -63,8 +63,8 @@ CLASSIC = {
     "CartPole": (
         500,
         ZOO,
-        f"--env-id CartPole-v1 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.99 --gae-lambda 0.95 "
-        "--ent-coef 0.01 --total-timesteps 1000000",
+        f"--env-id CartPole-v1 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 1000000",
     ),
     "Acrobot": (
         -73.5,
@@ -75,8 +75,8 @@ CLASSIC = {
     "MountainCar": (
         -110,
         ZOO,
-        f"--env-id MountainCar-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 --gae-lambda 0.98 "
-        "--ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
+        f"--env-id MountainCar-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.98 --ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
     ),
     "Pendulum": (
         -172,
@@ -93,8 +93,8 @@ CLASSIC = {
     ),
 }
 BRAX = (
-    f"--num-envs 512 --num-steps 16 --minibatch-size 1024 {TANH} --gamma 0.97 --gae-lambda 0.95 --norm-obs --norm-reward "
-    "--ent-coef 0 --total-timesteps 10000000"
+    f"--num-envs 512 --num-steps 16 --minibatch-size 1024 {TANH} --gamma 0.97 --gae-lambda 0.95 --norm-obs "
+    "--norm-reward --ent-coef 0 --total-timesteps 10000000"
 )
 CONTROL = {
     "HalfCheetah": (5049, f"{DISCOGEN}, 50M steps", f"--env-id brax/halfcheetah {BRAX}"),
@@ -103,8 +103,8 @@ CONTROL = {
     "CartpoleSwingup": (
         None,
         "",
-        f"--env-id playground/CartpoleSwingup --num-envs 256 --minibatch-size 1024 --stagger-resets 1000 {TANH} --gamma 0.99 "
-        "--gae-lambda 0.95 --norm-obs --ent-coef 0 --total-timesteps 5000000",
+        f"--env-id playground/CartpoleSwingup --num-envs 256 --minibatch-size 1024 --stagger-resets 1000 {TANH} "
+        "--gamma 0.99 --gae-lambda 0.95 --norm-obs --ent-coef 0 --total-timesteps 5000000",
     ),
 }
 OTHERS = {
