@@ -163,16 +163,17 @@ def test_a_study_begins_with_the_defaults_and_finds_better_flags(capsys):
 
 
 def test_the_same_command_goes_on_and_repeats_nothing(capsys):
+    run(trials=2)
+    assert len(starts()) == 2
+    found = run(trials=3)
+    assert len(starts()) == 3 and len({tuple(words) for words in starts()}) == 3
+    capsys.readouterr()
     run(trials=3)
-    assert len(starts()) == 3
-    found = run(trials=5)
-    assert len(starts()) == 5 and len({tuple(words) for words in starts()}) == 5
-    run(trials=5)
-    assert len(starts()) == 5 and len(found.trials) == 5
-    shown = capsys.readouterr().out.split("picture")[-2]
+    assert len(starts()) == 3 and len(found.trials) == 3
+    shown = capsys.readouterr().out
     tune.tune(tune.Args(from_="s"), [])
-    assert capsys.readouterr().out.split("picture")[0] == shown.partition("\n")[2]
-    assert len(starts()) == 5
+    assert capsys.readouterr().out == shown and "3 trials (3 complete)" in shown
+    assert len(starts()) == 3
 
 
 def test_a_study_of_something_else_is_refused():
@@ -224,7 +225,7 @@ def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", 3)
     trial = after_good_trials(1e-8, "60")
     folder = Path("runs/tune/s/trial-0004_CartPole-v1")
-    assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) > trials.RUNGS // 4
+    assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) >= trials.RUNGS // 4
     assert list((folder / "checkpoints").iterdir()) and not (folder / "summary.json").exists()
 
 
@@ -469,7 +470,7 @@ def test_without_optuna_it_says_how_to_install_it():
 
 def test_ppo_is_tuned_as_a_user_would_start_it():
     words = "--env-id CartPole-v1 --trials 2 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
-    words += " --hidden-sizes 8 --search num_steps=8,16 minibatch_size=32,64 --study s"
+    words += " --hidden-sizes 8 --search num_steps=16,32 minibatch_size=32,64 --study s"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()], capture_output=True, text=True
     )
