@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import ppo
 import ppo_rnn
-from common import envs
+from common import envs, metrics as measures
 from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
 from common.bits import unpack
 from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
@@ -512,7 +512,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
 
     def run(learner, batch):
         new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        return new.params, metrics | ppo.measure_update(args, network, learner.params, learner, new, sample_of(batch))
+        return new.params, metrics | measured(args, network, learner.params, learner, new, sample_of(batch))
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(size).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
@@ -541,7 +541,13 @@ def test_target_kl_stops_after_the_epoch_that_exceeds_it():
 
 def sample_of(batch):
     """A batch [n, ...] as the sample of an update of one chunk."""
-    return ppo.Sample(jax.tree.map(lambda x: x[None], batch), None)
+    return measures.Sample(jax.tree.map(lambda x: x[None], batch), None)
+
+
+def measured(args, network, previous, old, new, sample):
+    """What an update from learner `old` to `new` measures."""
+    policy = lambda params, batch: network.apply(params, batch.obs)[0]  # noqa: E731
+    return measures.measure_update(policy, previous, old.params, new.params, sample.batch, args.batch_size)
 
 
 def observed(obs, action=None, advantage=None):
@@ -566,7 +572,7 @@ def test_measures_by_hand(number):
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
     def run(sample):
-        return ppo.measure_update(args, network, previous, *learners, sample)
+        return measured(args, network, previous, *learners, sample)
 
     def probabilities(params):
         parts = np.split(np.asarray(network.apply(params, obs)[0].logits, np.float64), [2], axis=-1)
@@ -621,7 +627,7 @@ def test_a_parameter_that_is_not_finite_is_reported():
     params = network.init(jax.random.key(0), obs)
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
-    run = lambda new: ppo.measure_update(args, network, params, old, new, observed(obs))  # noqa: E731
+    run = lambda new: measured(args, network, params, old, new, observed(obs))  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
 
 
@@ -860,9 +866,7 @@ def test_sizes_beyond_32_bits_can_be_measured():
     obs = jnp.ones((4, 3))
     params = network.init(jax.random.key(0), obs)
     learner = ppo.Learner(params, None, None, None)
-    run = on_devices(
-        lambda learner: ppo.measure_update(args, network, params, learner, learner, observed(obs))["outer/ddr"]
-    )
+    run = on_devices(lambda learner: measured(args, network, params, learner, learner, observed(obs))["outer/ddr"])
     assert jax.eval_shape(run, learner).shape == ()
 
 

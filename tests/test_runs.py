@@ -504,7 +504,7 @@ def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
     assert checkpoint_updates(run.path / "checkpoints")[-1] == 9
     assert [line["update"] for line in plots.read_lines(run.path)][-4:] == [6, 7, 8, 9]
     run.finish()
-    assert json.loads((run.path / "args.json").read_text()) == json.loads(json.dumps(run.record))
+    assert json.loads((run.path / "args.json").read_text()) == json.loads(json.dumps(run._record))
 
 
 class GoneAway:
@@ -756,11 +756,12 @@ def test_load_learner_and_its_usage_errors(args):
     refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
     refused(str(path), "learner/params is kept by layers there, .*earlier version.*commit[)]$", Learner(jnp.zeros(12)))
     refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
-    both = Learner(like.params, proximal={"kernel": jnp.zeros((4, 3))})
-    refused(str(path), "learner/proximal/kernel is missing there", both)
+    both = Learner(like.params, proximal=Learner({"kernel": jnp.zeros((4, 3))}))
+    refused(str(path), "learner/proximal/params/kernel is missing there", both)
     check_learner(Args(init_from=str(path)), jax.eval_shape(lambda: both), (), may_lack="proximal")
     lacking = load_learner(Args(init_from=str(path)), both, may_lack="proximal")
-    assert lacking.proximal is None and (lacking.params["kernel"] == 2).all()
+    assert (lacking.params["kernel"] == 2).all()
+    same(lacking.proximal.params, lacking.params)
     damage_by_deleting(path / "checkpoints/1")
     refused(f"{path}@1", "no intact checkpoint among updates 1")
 
@@ -1258,7 +1259,7 @@ def test_wandb_offline_and_video(args, monkeypatch):
     (gif,) = run.path.glob("videos/*.gif")
     assert gif.name == "eval-first.gif"
     (folder,) = run.path.glob("wandb/offline-run-*")
-    assert folder.name.endswith(run.record["wandb_id"]) and list(folder.glob("*.wandb"))
+    assert folder.name.endswith(run._record["wandb_id"]) and list(folder.glob("*.wandb"))
     assert list(folder.glob("files/media/videos/**/*.gif"))
 
 
@@ -1396,10 +1397,10 @@ def test_a_branch_begins_where_its_parent_was(args, tmp_path):
             run.log(update, {"losses/x": jnp.float32(update)})
             run.save_if_due(update, initial_state())
     child = run_of(args, 1, 10, init_from=f"{run.path}@2")
-    assert (run.record["steps_before"], child.record["steps_before"]) == (0, 200)
+    assert (run._record["steps_before"], child._record["steps_before"]) == (0, 200)
     child.checkpoints.save(1, initial_state())
     child.checkpoints.wait()
-    assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__).record["steps_before"] == 210
+    assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__)._record["steps_before"] == 210
 
 
 def plot(*flags):

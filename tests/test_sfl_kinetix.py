@@ -783,7 +783,7 @@ def test_only_levels_that_the_buffer_has_are_filmed(monkeypatch, filled, names):
     player = player_of(monkeypatch, {}, capture_video=True, video_buffer_levels=2)
     score = jnp.where(jnp.arange(3) < filled, 0.2, -jnp.inf)
     buffer = Levels(pack(coins(p=1.0, number=[5, 6, 7])), score, jnp.zeros(3))
-    films = player.film(jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer)
+    films = player.film(SimpleNamespace(learner=jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer=buffer))
     assert list(films) == names and all(len(film()) > 1 for film in films.values())
 
 
