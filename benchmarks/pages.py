@@ -61,7 +61,11 @@ def pilots() -> None:
             grouped.setdefault(key, {}).setdefault(run["game"], []).append(run["return"])
     games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
     rows = [
-        [*key[:-1], "yes" if key[-1] else "no", *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games)]
+        [
+            *key[:-1],
+            "yes" if key[-1] else "no",
+            *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games),
+        ]
         for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1]["Breakout"]))
     ]
     table(["rate", "epochs × minibatch", "K", "λ", "γ", "entropy", "value clip", *games], rows)
