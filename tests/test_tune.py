@@ -478,10 +478,8 @@ def test_ppo_is_tuned_as_a_user_would_start_it():
     assert "2 trials (2 complete)" in done.stdout and "[2/2] trial" in done.stderr
     for path in Path("runs/tune/s").glob("trial-000?_CartPole-v1"):
         args = json.loads((path / "args.json").read_text())["args"]
-        assert (args["seed"], args["num_devices"], args["hidden_sizes"]) == (100, 1, [8]) and args["num_steps"] in (
-            8,
-            16,
-        )
+        assert (args["seed"], args["num_devices"], args["hidden_sizes"]) == (100, 1, [8])
+        assert args["num_steps"] in (16, 32) and args["minibatch_size"] in (32, 64)
         assert list((path / "checkpoints").iterdir())
     found = study().trials[0]
     summary = json.loads(Path("runs/tune/s/trial-0000_CartPole-v1/summary.json").read_text())
