@@ -125,8 +125,7 @@ class Args(CriticArgs):
         super().__post_init__()
         if self.adaptive_lr_kl is not None:
             given = f"--adaptive-lr-kl {self.adaptive_lr_kl}"
-            if self.anneal_lr:
-                raise UsageError(f"{given}: sets the learning rate; leave out --anneal-lr")
+            object.__setattr__(self, "anneal_lr", False)
             if self.num_rollout_chunks > 1:
                 why = "the KL of a later chunk includes that of the earlier ones, so the learning rate would run away"
                 chunks = f"--num-rollout-chunks {self.num_rollout_chunks}"

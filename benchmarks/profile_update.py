@@ -105,7 +105,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
         for encoder in ("actor_encoder", "critic_encoder"):
             x = batch.obs.reshape(len(batch.obs), -1).astype(jnp.float32)
             for layer in params["params"][encoder].values():
-                x = x @ layer["kernel"]
+                x = x @ layer["kernel"] if "kernel" in layer else x  # layer normalisation has none
             total += (x**2).mean()
         return total
 

@@ -688,7 +688,7 @@ def test_more_environments_are_split_so_that_they_fit():
 
 @pytest.mark.parametrize("over", ["clip_eps", "update_epochs", "learning_rate", "minibatch_size", "num_envs"])
 def test_one_flag_is_changed_and_the_rest_fits(over):
-    args = ppo.Args(num_envs=64, num_steps=32, minibatch_size=512, num_devices=2)
+    args = ppo.Args(num_envs=64, num_steps=32, minibatch_size=512, update_epochs=4, num_devices=2)
     for factor in (0.5, 1, 2):
         value = getattr(args, over) * factor
         changed = how_many.with_value(args, over, value)
@@ -816,7 +816,7 @@ def test_branches_of_a_run_in_progress_need_a_checkpoint_that_stays(tmp_path, mo
             code, _, err = call(capsys, run, *words)
             assert code == (2 if keep else 0)
             said = f"--intervene {run}: the run is in progress, and deletes checkpoint 7 when it has 3 newer ones"
-            assert (said in err) == bool(keep) and len(err.strip().splitlines()) == bool(keep)
+            assert (said in err) == bool(keep) and err.count("error") == bool(keep)
             assert call(capsys, run, *words, "--fresh")[0] == 0
         assert call(capsys, run, *words)[0] == 0
 

@@ -40,8 +40,8 @@ Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
 Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
 NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
-LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/headline.md)
-FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/headline.md)
+LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/log.md)
+FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/log.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -514,5 +514,5 @@ def describe(args: Any) -> str:
         said += (
             f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "
         )
-        said += "with 32 (docs/headline.md); --num-minibatches makes more"
+        said += "with 32 (docs/log.md); --num-minibatches makes more"
     return said
