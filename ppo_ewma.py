@@ -27,15 +27,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
+from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import Sample, measure_update, plasticity_metrics
-from common.products import PRODUCTS
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
 from common.run.run import Run, begin, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
 from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
@@ -228,7 +226,7 @@ class Batch(NamedTuple):
 
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> action distribution, values [B]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
@@ -251,7 +249,7 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 

@@ -28,15 +28,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
+from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import Sample, measure_update, plasticity_metrics
-from common.products import PRODUCTS
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
 from common.run.run import Run, begin, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
 from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
@@ -258,13 +256,13 @@ class Batch(NamedTuple):
 
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> action distribution, values [B, 2]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
 def prediction_error(args: Args, rnd: Distillation, predictor: Any, obs: Any) -> jax.Array:
     """How far the predictor is from the random network: mean square over outputs. obs: [B, ...] or bits -> [B]."""
-    obs = jnp.clip(statistics.normalise(bits.unpack(obs), rnd.obs_stats), -5, 5)
+    obs = jnp.clip(statistics.normalise(unpack(obs), rnd.obs_stats), -5, 5)
     error = Embedding(args, extra_layers=2).apply(predictor, obs) - Embedding(args).apply(rnd.target, obs)
     return (error**2).mean(-1)
 
@@ -287,7 +285,7 @@ def rollout(
         final_value = jax.lax.cond(out.truncated.any(), lambda: policy(out.final_obs)[1], lambda: jnp.zeros_like(value))
         novelty = prediction_error(args, behaviour.rnd, behaviour.rnd.predictor, out.final_obs)
         transition = Transition(
-            *(bits.pack(obs), bits.pack(out.final_obs), action, dist.log_prob(action), value, novelty),
+            *(pack(obs), pack(out.final_obs), action, dist.log_prob(action), value, novelty),
             *(out.reward, out.terminated, out.truncated, final_value * out.truncated[:, None]),
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))

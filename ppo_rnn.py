@@ -29,15 +29,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
+from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import GRADIENT_PARTS, Sample, gradient_metrics, layer_metrics, measure_update, policy_metrics
-from common.products import PRODUCTS
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.run import Run, begin, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
 from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least a sequence per device and chunk)
@@ -276,7 +274,7 @@ def forward(
 ) -> Any:
     """Observations [n * L, ...] or their bits, cells -> action distribution, values [n * L], the cells' states after
     them. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, cells, **kw)
 
 
@@ -301,7 +299,7 @@ def rollout(
             out.truncated.any(), lambda: policy(*final)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            *(bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
+            *(pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
             *(final_value, cells.reset),
         )
         cells = Cells(state, out.terminated | out.truncated)
@@ -438,7 +436,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     return {
         **layer_metrics(hidden, args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, join(part))[0], rows, length),
-        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
+        **policy_metrics(learner.params, dist, unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
     }
 
 

@@ -27,15 +27,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
+from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import Sample, gradient_metrics, layer_metrics, move_metrics, policy_metrics
-from common.products import PRODUCTS
 from common.run import arguments, devices
 from common.run.arguments import EnvArgs, Fraction, NoSteps, Positive, Steps, UsageError
 from common.run.run import Run, begin, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
 from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
@@ -185,7 +183,7 @@ class Batch(NamedTuple):
 
 def forward(args: Args, network: QNetwork, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> Q [B, A]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
@@ -223,7 +221,7 @@ def rollout(
         final_value = jax.lax.cond(
             out.truncated.any(), lambda: q_of(out.final_obs).max(-1) * out.truncated, lambda: jnp.zeros_like(value)
         )
-        transition = Transition(bits.pack(obs), action, value, out.reward, out.terminated, out.truncated, final_value)
+        transition = Transition(pack(obs), action, value, out.reward, out.terminated, out.truncated, final_value)
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
     keys = jax.random.split(key, args.num_steps)
@@ -314,7 +312,7 @@ def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: 
     return {
         **layer_metrics({"q": sown["intermediates"]}, args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
-        **policy_metrics(learner.params, epsilon_greedy(q, 0.0), bits.unpack(batch.obs)),
+        **policy_metrics(learner.params, epsilon_greedy(q, 0.0), unpack(batch.obs)),
     }
 
 

@@ -30,15 +30,14 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from common import bits, envs, statistics
+from common import envs, statistics
 from common.actions import Categorical, k3, probability_ratio
+from common.arrays import gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import measure_update, plasticity_metrics
 from common.run import arguments, devices, folder
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.plots import read_lines
 from common.run.run import Run, begin, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published
@@ -231,7 +230,7 @@ class Batch(NamedTuple):
 
 def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
     """Entities [n, ...] or their bits -> action distribution, values [n]."""
-    return network.apply(params, bits.unpack(obs))
+    return network.apply(params, unpack(obs))
 
 
 def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array) -> jax.Array:
@@ -262,7 +261,7 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
         ended = [out.episode._replace(done=out.episode.done & of) for of in (from_buffer, ~from_buffer)]
         return (env_state, out.obs), (transition, jnp.stack([envs.episode_sums(each) for each in ended]))
@@ -391,7 +390,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
     dist, _ = policy(learner.params, batch.obs)
-    hidden = network.hidden(learner.params, bits.unpack(batch.obs))
+    hidden = network.hidden(learner.params, unpack(batch.obs))
     proximal = None if learner.proximal is None else learner.proximal.params
     gradient = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params, proximal)
     return plasticity_metrics(args, learner.params, dist, hidden, batch, gradient)

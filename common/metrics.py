@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import bits
 from common.actions import Categorical, Gaussian
+from common.arrays import unpack
 from common.statistics import RunningStats, standardise
 
 COVERAGE_SAMPLE = 512  # observations at most, because a larger sample covers more by itself
@@ -63,7 +63,7 @@ def plasticity_metrics(
     """
     if args.norm_adv:
         batch = batch._replace(advantage=standardise(batch.advantage))
-    seen = jax.tree.leaves(bits.unpack(batch.obs))
+    seen = jax.tree.leaves(unpack(batch.obs))
     obs = seen[0] if len(seen) == 1 else jnp.concatenate([x.reshape(x.shape[0], -1) for x in seen], axis=1)
     return {
         **layer_metrics(intermediates, args.dormant_tau),

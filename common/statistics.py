@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from common import bits
+from common.arrays import unpack
 
 
 def means(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -109,10 +109,10 @@ def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
     """The same for observations [T, N, ...] or their bits, one step after the other: all bits of a rollout at once
     would be unpacked to 32 times as much memory. Merged as a whole: what a single step of few environments changes
     would be lost to float32 after 10^8 samples. All are taken less the first, see `_moments`."""
-    shift = bits.unpack(jax.tree.map(lambda x: x[0], x))[0].astype(jnp.float32)
+    shift = unpack(jax.tree.map(lambda x: x[0], x))[0].astype(jnp.float32)
 
     def step(own: RunningStats, x: Any) -> tuple[RunningStats, None]:
-        x = bits.unpack(x).astype(jnp.float32) - shift
+        x = unpack(x).astype(jnp.float32) - shift
         return merge(own, RunningStats(x.mean(0), x.var(0), jnp.float32(x.shape[0]))), None
 
     own = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, stats), x)[0]

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from common.convolutions import CONVOLUTIONS
+from common.arrays import CONVOLUTIONS
 
 Layer = Callable[[jax.Array], jax.Array]
 

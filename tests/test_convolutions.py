@@ -11,7 +11,7 @@ import ppo_ewma
 import pqn
 import sapg
 from common.actions import Discrete
-from common.convolutions import CONVOLUTIONS
+from common.arrays import CONVOLUTIONS
 
 SHAPES = {  # observation, kernel, stride, padding
     "nature's first": ((2, 12, 13, 2), (8, 8, 2, 3), 4, 0),

@@ -19,7 +19,7 @@ import ppo
 import ppo_rnn
 from common import envs, metrics as measures
 from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
-from common.bits import unpack
+from common.arrays import unpack
 from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
 

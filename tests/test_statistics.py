@@ -7,7 +7,8 @@ import pytest
 from conftest import on_devices
 from jax.sharding import PartitionSpec as P
 
-from common import bits, statistics
+from common import statistics
+from common.arrays import pack
 
 
 def test_means_are_numpys_and_pass_no_gradient():
@@ -48,7 +49,7 @@ def test_moments_taken_step_by_step_are_those_of_all_observations():
     def both(first, second):
         stats = statistics.initial_stats((13,))
         for obs in first, second:
-            stats = statistics.update_stats_by_step(stats, bits.pack(obs))
+            stats = statistics.update_stats_by_step(stats, pack(obs))
         return stats
 
     found = on_devices(both, 2, (P(None, "device"), P(None, "device")))(first, second)
