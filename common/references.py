@@ -29,7 +29,7 @@ REFERENCES = {
 }
 
 
-def score(env_id: str, total_reward: float) -> float:
+def reference_score(env_id: str, total_reward: float) -> float:
     """A mean episode return on the scale from random (0) to published (1); as it is if there is no reference."""
     if env_id not in REFERENCES:
         return total_reward

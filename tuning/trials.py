@@ -21,7 +21,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from common.references import score
+from common.references import reference_score
 from common.run import devices, plots
 from common.run.arguments import UsageError
 from common.run.checkpoints import checkpoint_updates
@@ -123,7 +123,7 @@ class Worker:
         while (trial := self.ask()) is not None:
             try:
                 values = self.play(trial)
-                self.study.tell(trial, float(np.mean([score(env_id, values[env_id]) for env_id in values])))
+                self.study.tell(trial, float(np.mean([reference_score(env_id, values[env_id]) for env_id in values])))
             except optuna.TrialPruned:
                 self.study.tell(trial, state=TrialState.PRUNED)
             except Failed as error:
@@ -241,8 +241,8 @@ class Worker:
             reached = np.flatnonzero(at >= rung / RUNGS * steps)
             if len(reached):
                 seen.add(rung)
-                now = score(env_ids[len(before)], float(np.nanmean(values[reached[0]])))
-                total = now + sum(score(env_id, value) for env_id, value in before.items())
+                now = reference_score(env_ids[len(before)], float(np.nanmean(values[reached[0]])))
+                total = now + sum(reference_score(env_id, value) for env_id, value in before.items())
                 trial.report(total / len(env_ids), len(before) * RUNGS + rung)
                 if "defaults" not in trial.user_attrs and trial.should_prune():
                     raise optuna.TrialPruned
