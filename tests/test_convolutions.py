@@ -78,10 +78,8 @@ def test_bytes_are_pixels_from_0_to_1(script, name):
 @pytest.mark.parametrize("script", [ppo, sapg, pqn])
 def test_nine_shifted_views_are_a_convolution(script):
     """On an image that is no square."""
-    rng, args = (
-        np.random.default_rng(0),
-        script.Args(network="cnn", activation="tanh", layer_norm=False, hidden_sizes=(2,)),
-    )
+    rng = np.random.default_rng(0)
+    args = script.Args(network="cnn", activation="tanh", layer_norm=False, hidden_sizes=(2,))
     encoder = network_of(pqn, "cnn", activation="tanh", hidden_sizes=(2,)) if script is pqn else script.Encoder(args)
     obs = rng.normal(size=(2, 5, 7, 3))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape), encoder.init(jax.random.key(0), obs))
