@@ -253,7 +253,7 @@ def commands(label, script, **saved):
 
 
 def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one(tmp_path, capsys):
-    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 2048}
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 2048, "update_epochs": 4, "ent_coef": 0.01}
     for label in ("settled", "no gain", "unclear"):
         resumable, fresh = (" ".join(advice.what_to_try(label, "runs/x", "ppo", saved, has)) for has in ([1], []))
         needs = ("--init-from", "--intervene  ", "--how-many")
@@ -337,14 +337,16 @@ def test_a_run_in_which_hardly_an_episode_ended_is_told_so(tmp_path, capsys, end
 def test_a_policy_that_has_hardly_moved_may_need_a_larger_step():
     moved, unmoved = (diagnosis.diagnose(course(RISE, losses__entropy=e))[2] for e in ((1.0, 0.2), (1.0, 0.98)))
     for n, told in ((None, False), (moved, False), (unmoved, True)):
-        first, *more = advice.what_to_try("settled", "runs/x", "ppo", {"env_id": "CartPole-v1"}, [1], None, n)
+        saved = {"env_id": "CartPole-v1", "learning_rate": 1e-3}
+        first, *more = advice.what_to_try("settled", "runs/x", "ppo", saved, [1], None, n)
         assert first.startswith("nothing, if") and ("--learning-rate 0.01" in more[0]) == told
 
 
 @pytest.mark.parametrize("start, now, told", [(1.1, 0.31, True), (1.1, 0.35, False), (1.1, -0.1, False)])
 def test_an_entropy_bonus_is_advised_where_nothing_is_gained_and_the_entropy_is_gone(start, now, told):
     n = diagnosis.diagnose(course(RISE))[2]._replace(first_entropy=start, entropy=now)
-    tries = advice.what_to_try("no gain", "runs/x", "ppo", {"env_id": "CartPole-v1"}, [1], None, n)
+    saved = {"env_id": "CartPole-v1", "ent_coef": 0.01}
+    tries = advice.what_to_try("no gain", "runs/x", "ppo", saved, [1], None, n)
     bonus = [i for i, line in enumerate(tries) if "--ent-coef 0.05" in line and "--init-from runs/x" in line]
     (step,) = (i for i, line in enumerate(tries) if "--clip-eps" in line)
     assert bonus == [step - 1] * told
@@ -361,14 +363,14 @@ def test_no_advice_is_the_runs_own_command_and_none_is_given_twice():
 
 def test_where_the_kl_sets_the_learning_rate_another_kl_is_advised():
     for label, factor in (("diverged", 0.1), ("slow", 10.0)):
-        first, *_ = commands(label, sapg, adaptive_lr_kl=0.01)
+        first, *_ = commands(label, sapg, num_blocks=4, adaptive_lr_kl=0.01)
         args = parse(sapg.Args, "", first[2:])
         assert args.adaptive_lr_kl == pytest.approx(0.01 * factor)
         assert args.learning_rate == pytest.approx(sapg.Args().learning_rate * factor)
 
 
 def test_larger_minibatches_are_advised_if_there_are_enough_for_the_chunks():
-    saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64}
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "num_steps": 32, "minibatch_size": 64, "update_epochs": 4}
     for chunks, larger in ((8, 0), (4, 1)):
         tries = advice.what_to_try("no gain", "runs/x", "ppo", saved | {"num_rollout_chunks": chunks})
         more = [text for text in tries if "--minibatch-size 512" in text and "--num-envs 512" in text]
@@ -475,7 +477,7 @@ def test_the_line_of_a_search_is_none_of_training(tmp_path):
 @pytest.mark.parametrize("com, advised, lever", [(0.0, 64.0, 16 * 16.0), (2.0, 32.0, 32.0)])
 def test_a_centre_of_mass_of_nought_is_raised_too(com, advised, lever):
     """With COM 0 the clip does nothing; 16 gradient steps is how far PPO's own proximal policy is behind here."""
-    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "com": com}
+    saved = {"env_id": "CartPole-v1", "num_envs": 64, "minibatch_size": 256, "update_epochs": 4, "com": com}
     first = advice.what_to_try("step", "runs/x", "ppo_ewma", saved)[0].partition("   #")[0]
     assert parse(ppo_ewma.Args, "", shlex.split(first)[2:]).com == advised
     known = levers.levers_of(ppo_ewma.Args(**saved), fresh=True)
