@@ -84,7 +84,7 @@ class Args(CriticArgs):
     """Reduce the learning rate linearly, update by update, to 0."""
     adaptive_lr_kl: Positive[float] | None = None
     """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
-    multiply it by 1.5 if it was below half of this. Not with --num-rollout-chunks."""
+    multiply it by 1.5 if it was below half of this, in place of --anneal-lr. Not with --num-rollout-chunks."""
     kl_of_relabelled: bool = False
     """Count relabelled rows, too, in the KL that --adaptive-lr-kl and --target-kl see, as the authors' code does."""
     max_grad_norm: Positive[float] = 0.5
