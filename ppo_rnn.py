@@ -8,8 +8,7 @@ with zeros. The inner loop trains on sequences: --sequence-length steps of one e
 as wholes. Each is unrolled from the state that the behaviour policy had before its first step (the stored state of
 Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX), which is zeroed wherever an episode begins. So the
 first minibatch repeats the behaviour policy's numbers, and all ratios in it are 1. All else is ppo.py, to the letter.
-docs/ppo_rnn.md has the details. MemoryChain-bsuite of length 20 after 262k steps: 0.997 ± 0.001, ppo.py 0.011 ± 0.018
-(mean and 95 % CI of 5 seeds, two CPU cores).
+docs/ppo_rnn.md has the details.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
