@@ -1,17 +1,15 @@
-"""Runs what the figures of both papers need, draws them, and gives a verdict on each figure's claim.
+"""Runs what the figures of both papers need, draws them, and says how large the claimed effects are.
 
     python figures.py --list                               # lists the figures, what they need and what exists
     python figures.py 5a                                   # runs what is missing, writes results/fig_5a.png and .json
     python figures.py 5a --dry-run                         # only prints the commands
     python figures.py B1a B3                               # figures 1a and 3 of paper B
     python figures.py 1a 3a 5a --preset paper --launch slurm
-    python figures.py --tally                              # counts the claims that hold
 
 Figures of Beukman et al. 2026 (paper A) keep their numbers; those of Mayor et al. 2025 (paper B) have a B in front.
-experiments/ defines each figure: a grid of runs (each is one command of one script), a picture of them, and checks of
-the claim, which compare statistics and their 95 % intervals over seeds with thresholds. The claim holds if all checks
-hold; it is not applicable if what it supposes is not so in the preset. A finished run is never repeated; an interrupted
-one resumes from its checkpoint. See docs/figures.md.
+Each is a table of runs in experiments/ (a run is one command of one script), a picture of them, and effects with their
+95 % intervals over seeds. The claim holds if all its effects do. A finished run is never repeated; an interrupted one
+resumes from its checkpoint. See docs/figures.md.
 """
 
 import datetime
@@ -21,8 +19,6 @@ import os
 import re
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,65 +30,28 @@ from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.run import main as run_main
 from common.run.tracking import say
-from experiments import (
-    exploration_rnd,
-    grid,
-    hands,
-    paper_a,
-    paper_a_runs,
-    paper_b,
-    paper_b_runs,
-    pictures,
-    results,
-    scores,
-    sfl,
-    sfl_runs,
-)
-from experiments.data import Data, performance
-from experiments.verdicts import OUTCOMES, Outcome, together, verdict
-
-PRESETS = {  # sfl and hands are in paper A, exploration_rnd in paper B
-    paper_a: paper_a_runs.PRESETS,
-    sfl: sfl_runs.PRESETS,
-    hands: hands.PRESETS,
-    paper_b: paper_b_runs.PRESETS,
-    exploration_rnd: exploration_rnd.PRESETS,
-}
-PAPERS = {name: paper for paper in PRESETS for name in paper.FIGURES}
-ON_CPUS = ("laptop", "breakout", "atari-mini", "long")  # presets
-POOLED = "8"  # a figure of the runs of others
-PARTS = {
-    paper_a: "paper A, PPO and gradient descent",
-    sfl: "paper A, SFL",
-    hands: "paper A, SAPG",
-    paper_b: "paper B",
-    exploration_rnd: "paper B, RND",
-}
+from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, results
+from experiments.data import Cells, Data, each
 
 
 def in_order(name: str) -> tuple:
-    """Returns a sort key: figures of paper A before those of paper B, then by number."""
-    number = re.match(r"\d*", name.removeprefix("B"))[0]
-    return name.startswith("B"), int(number or 99), name
+    """A sort key: figures of paper A before those of paper B, then by number."""
+    return name.startswith("B"), int(re.match(r"\d*", name.removeprefix("B"))[0] or 99), name
 
 
-FIGURES = {name: PAPERS[name].FIGURES[name] for name in sorted(PAPERS, key=in_order)}
-
-
-def presets_of(name: str) -> dict[str, Any]:
-    return paper_b_runs.presets_of(name) if PAPERS[name] is paper_b else PRESETS[PAPERS[name]]
+ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
+FIGURES = {name: ALL[name] for name in sorted(ALL, key=in_order)}
+ON_CPUS = ("laptop", "breakout")  # presets
 
 
 @dataclass(frozen=True)
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "long", "breakout", "atari-mini", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""
-    tally: bool = False
-    """Count the claims by verdict, as in the results folder, and do nothing else."""
     dry_run: bool = False
     """Print the commands of the missing runs and do nothing else."""
     launch: Literal["here", "slurm", "none"] = "here"
@@ -104,7 +63,7 @@ class Args:
     runs_dir: str = "runs/figures"
     """Folder for the runs, with a subfolder for each preset."""
     results_dir: str = "results"
-    """Folder for pictures and verdicts."""
+    """Folder for pictures and effects."""
 
     def __post_init__(self):
         arguments.check(self)
@@ -113,11 +72,11 @@ class Args:
             close = difflib.get_close_matches(unknown[0], FIGURES, n=3, cutoff=0.3)
             near = f"; do you mean {' or '.join(close)}?" if close else ""
             raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
-        if not self.figures and not self.list_ and not self.tally:
+        if not self.figures and not self.list_:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
         for name in set(self.figures) - {"all"}:
-            if self.preset not in presets_of(name):
-                known = ", ".join(presets_of(name))
+            if self.preset not in FIGURES[name].presets and not self.list_:
+                known = ", ".join(FIGURES[name].presets)
                 raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
         if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
             raise UsageError(
@@ -127,20 +86,25 @@ class Args:
 
     @property
     def names(self) -> list[str]:
-        if self.list_ and not self.figures:
-            return list(FIGURES)
-        if "all" in self.figures:  # except figures that this preset does not have
-            return [name for name in FIGURES if self.list_ or self.preset in presets_of(name)]
+        if "all" in self.figures or not self.figures:  # except figures that this preset does not have
+            return [name for name in FIGURES if self.list_ or self.preset in FIGURES[name].presets]
         return list(dict.fromkeys(self.figures))
 
     def again(self, *flags: str) -> list[str]:
-        """Returns the command line that makes these figures, with `flags` added."""
+        """The command line that makes these figures, with `flags` added."""
         words = ["python", "figures.py", *self.names, "--preset", self.preset]
-        default = Args(("all",))
         for name in ("runs_dir", "results_dir"):
-            if getattr(self, name) != getattr(default, name):
+            if getattr(self, name) != getattr(Args, name):
                 words += [flag(name), getattr(self, name)]
         return [*words, *flags]
+
+    def output(self, name: str) -> Path:
+        """The picture of a figure."""
+        return Path(self.results_dir) / f"fig_{name}{'' if self.preset == 'laptop' else f'_{self.preset}'}.png"
+
+
+def cells_of(name: str, preset: str) -> Cells:
+    return FIGURES[name].cells(FIGURES[name].presets[preset])
 
 
 def main(args: Args) -> None:
@@ -151,15 +115,12 @@ def main(args: Args) -> None:
         in_the_way = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
         if in_the_way is not None:
             raise UsageError(f"{flag(name)} {getattr(args, name)}: {in_the_way} is a file")
-    inside = {n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()}
-    args = replace(args, **inside)
+    args = replace(args, **{n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()})
     os.chdir(root)
     folder = Path(args.runs_dir) / args.preset
     if args.list_:
         return list_figures(args)
-    if args.tally:
-        return print(tally(args.preset, Path(args.results_dir)))
-    cells = grid.with_sources([cell for name in args.names for cell in cells_of(name, args.preset).values()])
+    cells = grid.with_sources([cell for name in args.names for cell in each(cells_of(name, args.preset))])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
     if args.only is not None:
         if args.only not in [cell.name for cell in cells]:
@@ -170,117 +131,80 @@ def main(args: Args) -> None:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
     if args.only is None:
-        check_writable(Path(args.results_dir))  # this and the next fail now, not after hours of runs
-    if args.only is None and args.launch != "slurm" and any(PAPERS[name] is paper_b for name in args.names):
-        scores.rliable()
+        try:  # this and the next fail now, not after hours of runs
+            Path(args.results_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--results-dir {args.results_dir}: cannot write there ({error.strerror})") from None
+        if not os.access(args.results_dir, os.W_OK):
+            raise UsageError(f"--results-dir {args.results_dir}: cannot write there (no permission)")
+        if args.launch != "slurm" and any(name.startswith("B") for name in args.names):
+            effects.rliable()
     if args.launch == "slurm" and missing:
-        name = f"fig-{'-'.join(args.names)}"[:60]
         run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
-        print("\n".join(grid.write_slurm(missing, folder, name, run)))
+        print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60], run)))
         return say(
             f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
         )
     failed = []
     if missing and args.launch == "here":
         say(f"{len(missing)} of {len(cells)} runs are missing; their output goes to {folder}/*.log")
-        failed = grid.run_missing(missing, folder, args.jobs or default_jobs(args.preset), say)
-    if args.only is None:
-        for name in args.names:
-            try:
-                draw(name, args, folder)
-            except OSError as error:  # such as a full disk
-                failed.append(f"figure {name}: cannot be drawn ({error})")
+        jobs = args.jobs or (grid.cores() if args.preset in ON_CPUS else 1)
+        failed = grid.run_missing(missing, folder, jobs, say)
+    for name in args.names if args.only is None else ():
+        try:
+            draw(name, args, folder)
+        except OSError as error:  # such as a full disk
+            failed.append(f"figure {name}: cannot be drawn ({error})")
     if failed:
         raise SystemExit("\n".join(f"figures.py: failed: {line}" for line in failed))
     return None
 
 
-def check_writable(folder: Path) -> None:
-    """Makes the folder for pictures and verdicts, or refuses it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        why = None if os.access(folder, os.W_OK) else "no permission"
-    except OSError as error:
-        why = error.strerror
-    if why is not None:
-        raise UsageError(f"--results-dir {folder}: cannot write there ({why})")
-
-
-def cells_of(name: str, preset: str) -> dict[Any, grid.Cell]:
-    return FIGURES[name].cells(presets_of(name)[preset])
-
-
-def rules_of(name: str, preset: str) -> str:
-    """Returns the heading of the rules that are fixed before a figure's runs."""
-    return f"## Figures of paper {'B' if name.startswith('B') else 'A'}, preset {preset}"
-
-
-def default_jobs(preset: str) -> int:
-    return grid.cores() if preset in ON_CPUS else 1
-
-
-def output(name: str, args: Args) -> Path:
-    suffix = "" if args.preset == "laptop" else f"_{args.preset}"
-    return Path(args.results_dir) / f"fig_{name}{suffix}"
-
-
 def draw(name: str, args: Args, folder: Path) -> None:
-    """Draws a figure from the finished runs, and writes and prints its verdict."""
-    figure, paper, cells = FIGURES[name], PAPERS[name], cells_of(name, args.preset)
-    preset = presets_of(name)[args.preset]
-    data = Data(preset, folder)
-    shown, checks = figure.show(data, cells)
-    needed = grid.with_sources(list(cells.values()))  # each run once, even if it has several roles
-    unfinished = [cell.name for cell in needed if grid.state(cell, folder) != "finished"]
-    found = "not enough data" if unfinished else verdict(checks)  # a missing run may be the best one
-    bowl = all(cell.script == "stochastic_opt" for cell in needed)
-    where = "A convex bowl" if bowl else ", ".join(dict.fromkeys(environment(dict(cell.flags)) for cell in needed))
-    stand_in = figure.suite and (figure.lacking or args.preset != "paper")
-    where += f" in place of {figure.suite}" if stand_in else ""
-    seeds = max(len(data.final(cell)) for cell in needed)  # in one run; some figures have a run per seed
-    seeds *= len({dict(cell.flags).get("seed") for cell in needed})
-    diverged = sum(int(np.sum(data.diverged(cell))) for cell in needed if data.diverged(cell) is not None)
-    gone = "count as random policies" if figure.suite else "count as random policies at the end"
-    gone = "count as a solve rate of 0 at the end" if paper is sfl else gone
+    """Draws a figure from the finished runs, and writes and prints its effects."""
+    figure, cells = FIGURES[name], cells_of(name, args.preset)
+    data = Data(figure.presets[args.preset], folder)
+    shown, found = figure.show(data, cells)
+    needed = each(cells)
+    runs = grid.with_sources(needed)  # each once, even if it has several roles
+    unfinished = [cell.name for cell in runs if grid.state(cell, folder) != "finished"]
+    outcome = "open" if unfinished else effects.verdict(found)  # a missing run may be the best one
+    diverged = sum(int(data.diverged(cell).sum()) for cell in needed if data.finished(cell))
+    flags = [dict(cell.flags) for cell in needed]
+    where = ", ".join(dict.fromkeys(of.get("env_id", "the bowl") for of in flags))
     caption = (
-        f"{where}, {seeds} seed{'s' * (seeds != 1)}."
-        + f" {len(unfinished)} of {len(needed)} runs are not finished." * bool(unfinished)
-        + f" {diverged} seeds diverged, and {gone}." * bool(diverged)
+        f"{where}, {max(len(data.final(cell)) for cell in needed)} seeds."
+        + f" {len(unfinished)} of {len(runs)} runs are not finished." * bool(unfinished)
+        + f" {diverged} seeds diverged, and score as random policies." * bool(diverged)
         + f" {pictures.described(shown)}."
-        + " COM: centre of mass of the proximal policy." * any("com" in dict(cell.flags) for cell in needed)
+        + " COM: centre of mass of the proximal policy." * any("com" in of for of in flags)
     )
-    out = output(name, args)
+    out, rules = args.output(name), f"## Figures of paper {'B' if name.startswith('B') else 'A'}, preset {args.preset}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    pictures.save(shown, out.with_name(out.name + ".png"), figure.title, caption)
+    pictures.save(shown, out, figure.title, caption)
     summary = {
         "figure": name,
-        "paper": paper.CITATION,
+        "paper": "Mayor et al. 2025" if name.startswith("B") else "Beukman et al. 2026",
         "title": figure.title,
         "preset": args.preset,
         "command": shlex.join(replace(args, figures=(name,)).again()),
         "claim": figure.claim,
-        "verdict": found,
-        **results.committed(rules_of(name, args.preset)),
-        "checks": [check.stored() for check in checks],
+        "effects": [effect._asdict() | {"outcome": effect.outcome} for effect in found],
+        "verdict": outcome,
+        "rules were committed in": results.committed(rules),
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
         "drawn_last": last_points(shown),
-        "runs": {str(key): describe(data, cell, folder) for key, cell in cells.items()},
+        "runs": {cell.name: describe(data, cell, folder) for cell in runs},
     }
-    results.write(out.with_name(out.name + ".json"), summary)
-    print(f"figure {name}: {found} ({out}.png)")
-    for check in checks:
-        print(f"  {check}")
-
-
-def environment(flags: dict[str, Any]) -> str:
-    sticky = flags.get("sticky_actions", 0.0)
-    return flags["env_id"] + f" (sticky actions {sticky:g})" * bool(sticky)
+    results.write(out.with_suffix(".json"), summary)
+    print(f"figure {name}: {figure.claim}")
+    print("\n".join([*(f"  {effect}" for effect in found), f"  {outcome} ({out})"]))
 
 
 def last_points(shown: Any) -> dict[str, Any]:
-    """Returns mean and interval at the end of each line of the picture; for points, at all of them. On a logarithmic
-    axis they are geometric."""
+    """Mean and interval at the end of each line of the picture; for points, at all of them. On a logarithmic axis they
+    are geometric."""
     found: dict[str, Any] = {}
     for panel, lines in getattr(shown, "panels", {}).items():
         for line in (line for line in lines if line.kind != "dots"):
@@ -290,98 +214,40 @@ def last_points(shown: Any) -> dict[str, Any]:
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
-    """Returns a run's command, hardware and results."""
-    runs = cell.parts or (cell,)
+    """A run's command, hardware and results."""
     try:
-        records = [json.loads((folder / run.name / "args.json").read_text()) for run in runs]
+        record = json.loads((folder / cell.name / "args.json").read_text())
     except (OSError, ValueError):
-        return {"run": cell.name}
-    record = records[0]
-    key = performance(data.p, cell)
-    x, y = data.curve(cell, key)
+        return {}
+    x, y = data.curve(cell)
     mean, width = plots.mean_and_ci(y)
     thin = slice(None, None, max(1, len(x) // 32))
     return {
-        "command": "; ".join(shlex.join(["python", *shlex.split(record["command"])]) for record in records),
-        "git_commit": record["git_commit"],
-        "git_dirty": record.get("git_dirty"),
-        "started": record["started"],
-        "machine": record["machine"],
-        "devices": record["devices"],
+        "command": shlex.join(["python", *shlex.split(record["command"])]),
         "jax": record["versions"].get("jax"),
-        "measure": key,
-        "final": plots.mean_and_ci(data.part(cell, key, 0.9, 1.0).T)[0],  # in some updates no episode ends
+        **{key: record.get(key) for key in ("git_commit", "git_dirty", "started", "machine", "devices")},
+        "measure": data.key(cell),
+        "final": plots.mean_and_ci(data.part(cell, data.key(cell), 0.9, 1.0).T)[0],  # in some updates no episode ends
         "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }
 
 
-def tally(preset: str, folder: Path) -> str:
-    """Returns a table of how many claims have which verdict. Figures that check the same claim on the same runs count
-    once, by what their checks say together. Figures that share a run are one set."""
-    verdicts = (*OUTCOMES, "not run")
-    head = ["", "figures", "claims", *verdicts, "sets of runs", "sets with a claim that holds"]
-    rows = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|"]
-    for paper, label in PARTS.items():
-        figures = {name: figure for name, figure in paper.FIGURES.items() if preset in presets_of(name)}
-        if not figures:
-            continue
-        claims: dict[str, list[Outcome]] = {}
-        for name, figure in figures.items():
-            claims.setdefault(figure.repeats or name, []).extend(filter(None, [verdict_of(name, preset, folder)]))
-        found = {name: together(outcomes) if outcomes else "not run" for name, outcomes in claims.items()}
-        counts, sets = Counter(found.values()), sets_of_runs(list(figures), preset)
-        hold = sum(any(found.get(name) == "holds" for name in names) for names in sets)
-        cells = [label, len(figures), len(claims), *(counts[outcome] for outcome in verdicts), len(sets), hold]
-        rows.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(rows)
-
-
-def sets_of_runs(names: Sequence[str], preset: str) -> list[set[str]]:
-    """Returns the figures in sets, of which no two share a run; without figure 8, whose runs are those of others."""
-    found: list[tuple[set[str], set[str]]] = []  # figures, and the names of their runs
-    for name in names:
-        if name == POOLED:
-            continue
-        figures, runs = {name}, {cell.name for cell in grid.with_sources(list(cells_of(name, preset).values()))}
-        for other in [one for one in found if one[1] & runs]:
-            found.remove(other)
-            figures, runs = figures | other[0], runs | other[1]
-        found.append((figures, runs))
-    return [figures for figures, _ in found]
-
-
-def verdict_of(name: str, preset: str, folder: Path) -> Outcome | None:
-    """Reads a figure's verdict, if it has been drawn."""
-    path = output(name, Args((name,), preset=preset, results_dir=str(folder)))
-    try:
-        return json.loads(path.with_name(path.name + ".json").read_text())["verdict"]
-    except (OSError, ValueError, KeyError):
-        return None
-
-
 def list_figures(args: Args) -> None:
-    for citation in dict.fromkeys(PAPERS[name].CITATION for name in args.names):
-        names = [name for name in args.names if citation == PAPERS[name].CITATION]
-        print(citation)
-        for paper in dict.fromkeys(PAPERS[name] for name in names):
-            presets = {k: v for name in names if PAPERS[name] is paper for k, v in presets_of(name).items()}
-            for preset_name, preset in presets.items():
-                print(f"preset {preset_name}: {preset.about}")
-        print()
-        for name in names:
-            there = []
-            for preset_name in presets_of(name):
-                cells = grid.with_sources(list(cells_of(name, preset_name).values()))
-                done = sum(grid.state(cell, Path(args.runs_dir) / preset_name) == "finished" for cell in cells)
-                there.append(f"{preset_name} {done}/{len(cells)} runs{result(name, preset_name, args)}")
-            scripts = " ".join(sorted({f"{cell.script}.py" for cell in cells_of(name, "laptop").values()}))
-            print(f"{name:>4}  {FIGURES[name].title} ({scripts})\n      {'; '.join(there)}")
-        print()
-
-
-def result(name: str, preset: str, args: Args) -> str:
-    found = verdict_of(name, preset, Path(args.results_dir))
-    return f", {output(name, replace(args, preset=preset))}.png: {found}" if found else ""
+    for preset in dict.fromkeys(f"{n}: {p.about}" for name in args.names for n, p in FIGURES[name].presets.items()):
+        print(f"preset {preset}")
+    for name in args.names:
+        there = []
+        for preset in FIGURES[name].presets:
+            cells = grid.with_sources(each(cells_of(name, preset)))
+            done = sum(grid.state(cell, Path(args.runs_dir) / preset) == "finished" for cell in cells)
+            out = replace(args, figures=(), preset=preset).output(name)
+            try:
+                found = f", {out}: {json.loads(out.with_suffix('.json').read_text())['verdict']}"
+            except (OSError, ValueError, KeyError):
+                found = ""
+            there.append(f"{preset} {done}/{len(cells)} runs{found}")
+        scripts = " ".join(sorted({f"{cell.script}.py" for cell in cells}))
+        print(f"{name:>4}  {FIGURES[name].title} ({scripts})\n      {'; '.join(there)}")
 
 
 if __name__ == "__main__":

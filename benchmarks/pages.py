@@ -124,12 +124,11 @@ def launches() -> None:
     """What an update is on an H100, as compiled."""
     rows = [
         [name, row["per_minibatch"], f"{row['per_environment_step']:,}", f"{row['per_update']:,}",
-         f"{row['launch_bound_ms']:,} ms", f"{row['arithmetic_ms']:,} ms", row["host_waits"],
-         f"{sum(row['memory_mb'].values()):,.0f} MB"]
+         f"{row['launch_bound_ms']:,}", f"{row['arithmetic_ms']:,}", f"{sum(row['memory_mb'].values()):,.0f}"]
         for name, row in read("gpu_compile")["rows"].items()
     ]  # fmt: skip
-    head = ["update", "launches per minibatch", "per environment step", "per update", "bound by launches"]
-    table([*head, "arithmetic and memory", "host waits", "memory"], rows)
+    head = ["update", "launches per minibatch", "per environment step", "per update", "bound by launches, ms"]
+    table([*head, "arithmetic and memory, ms", "MB"], rows)
 
 
 def plasticity() -> None:
@@ -187,13 +186,15 @@ def bowl() -> None:
 
 
 def figures() -> None:
-    """Every figure: its command, what varies, and the claim."""
+    """Every figure: what varies, and the claim. Figures with the same claim share a row."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     import figures as program
 
-    rows = []
+    claims: dict[str, list[str]] = {}
     for name, figure in program.FIGURES.items():
-        presets = list(program.presets_of(name))
-        flag = "" if presets[0] == "laptop" else f" --preset {presets[0]}"
-        rows.append([name, f"`python figures.py {name}{flag}`", figure.title, figure.claim])
-    table(["figure", "command", "what varies", "the paper's claim"], rows)
+        claims.setdefault(figure.claim, []).append(name)
+    rows = []
+    for claim, names in claims.items():
+        marked = [name + " †" * ("laptop" not in program.FIGURES[name].presets) for name in names]
+        rows.append([", ".join(marked), "; ".join(program.FIGURES[name].title for name in names), claim])
+    table(["figure", "what varies", "the paper's claim"], rows)

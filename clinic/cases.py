@@ -7,13 +7,18 @@
 Each case is one command of one script with ten seeds. A finished run is not repeated, an interrupted one resumes.
 """
 
+import datetime
+import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
 
+from benchmarks.report import git
 from clinic import diagnosis
+from common.run import devices
 from common.run.tracking import say
 from experiments import grid, results
 
@@ -131,8 +136,11 @@ def main(
             name: {"expected": CASES[name].expected, "command": grid.paste(cells[name], runs_dir), "found": labels}
             for name, labels in found.items()
         }
-        how = results.facts("clinic.cases")
-        results.write(out, how | {"cases": rows})
+        how = {
+            "command": shlex.join(["python", "-m", "clinic.cases", *sys.argv[1:]]),
+            "date": f"{datetime.date.today()}",
+        }
+        results.write(out, how | {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD"), "cases": rows})
 
 
 def judge(run: Path) -> list[str]:

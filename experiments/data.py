@@ -1,53 +1,36 @@
-"""Reads what the runs of a figure have logged, in the form that figures use."""
+"""Figures, what their runs have logged, and the effects between their arms."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from common.run import plots
+from experiments import effects
+from experiments.effects import Effect
 from experiments.grid import Cell
-from experiments.verdicts import Check
+from experiments.pictures import HeatMap, Line, Picture
+
+Runs = Cell | tuple[Cell, ...]  # an arm: one run of some seeds, or one for each game
+Cells = dict[Any, Runs]
+Shown = tuple[Picture | HeatMap, list[Effect]]
 
 
 class Figure(NamedTuple):
-    """A figure: what to run, and what to show and check."""
+    """A figure: what varies, what to run and to show, and the paper's claim."""
 
     title: str
-    claim: str  # the paper's
-    cells: Callable[[Any], dict[Any, Cell]]  # takes a preset
-    show: Callable[["Data", dict[Any, Cell]], tuple[Any, list[Check]]]  # -> picture, checks
-    suite: str | None = None  # the paper's environments, if not all presets have them
-    lacking: bool = False  # the preset `paper` does not have them either
-    repeats: str | None = None  # the figure whose claim it checks once more, on the same runs
-
-
-def register(
-    figures: dict[str, Figure],
-    name: str,
-    *,
-    title: str,
-    claim: str,
-    cells: Callable[[Any], dict[Any, Cell]],
-    suite: str | None = None,
-    lacking: bool = False,
-    repeats: str | None = None,
-    **how: Any,
-) -> Callable[[Callable], Callable]:
-    """Returns a decorator that adds a figure to `figures`. It decorates the figure's `show`, which receives `how`."""
-
-    def add(show: Callable) -> Callable:
-        figures[name] = Figure(title, claim, cells, partial(show, **how), suite, lacking, repeats)
-        return show
-
-    return add
+    presets: dict[str, Any]  # by name: the tables that `cells` takes
+    cells: Callable[[Any], Cells]
+    show: Callable[["Data", Cells], Shown]
+    claim: str
+    repeats: str | None = None  # the figure whose claim it shows once more, on the same runs
 
 
 class Data:
-    """What the runs have logged. A score is 0 for a random policy and 1 for the best one, with a value for each seed.
-    The preset says which key is the performance, and how a run's performance is scaled."""
+    """What the runs have logged. A score is 0 for a random policy and 1 for a good one, with a value for each seed. The
+    preset says which key is the performance, and how a run's performance is scaled."""
 
     def __init__(self, p: Any, folder: Path):
         self.p, self.folder = p, folder
@@ -59,47 +42,56 @@ class Data:
             self._lines[run.name] = together(runs) if run.parts else runs[0]
         return self._lines[run.name]
 
-    def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
-        """Returns values [T, seeds] between these fractions of the run, or [1, 1] NaN if it is not finished. If nothing
-        was logged between them (evaluations are sparse), the last value before is used."""
+    def key(self, run: Cell) -> str:
+        return "charts/negative_distance" if run.script == "stochastic_opt" else self.p.performance
+
+    def scale(self, run: Cell) -> tuple[float, float]:
+        """The performances that are scores 0 and 1; on the bowl, performance is the score."""
+        return (0.0, 1.0) if run.script == "stochastic_opt" else self.p.scale(run)
+
+    def finished(self, run: Cell) -> bool:
         lines = self.lines(run)
-        if not lines or lines[-1]["update"] != run.num_updates:
+        return bool(lines) and lines[-1]["update"] == run.num_updates
+
+    def part(self, run: Cell, key: str, begin: float, end: float) -> np.ndarray:
+        """Values [T, seeds] between these fractions of the run, or [1, 1] NaN if it is not finished. If nothing was
+        logged between them (evaluations are sparse), the last value before is used."""
+        if not self.finished(run):
             return np.full((1, 1), np.nan)
-        before = [line for line in lines if key in line and line["update"] / run.num_updates <= end]
+        before = [line for line in self.lines(run) if key in line and line["update"] / run.num_updates <= end]
         kept = [line for line in before if line["update"] / run.num_updates > begin]
         return plots.series(kept or before[-1:], key)[1]
 
-    def curve(self, run: Cell, key: str, updates: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Returns x [T], y [T, seeds] for a plot: for training runs, a running mean over at most a thirtieth of the
-        run. A run with a source begins where it left that."""
-        x, y = plots.series(self.lines(run), key)
+    def curve(
+        self, run: Cell, key: str | None = None, updates: bool = False, clock: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """x [T], y [T, seeds] for a plot, over steps, updates or seconds (the mean over seeds): for training runs, a
+        running mean over at most a thirtieth of the run. A run with a source begins where it left that."""
+        lines = self.lines(run)
+        if clock:
+            lines = [line | {"global_step": np.mean(line["time"])} for line in lines]
+        x, y = plots.series(lines, key or self.key(run))
         if run.source is not None:
-            x = x + run.source_update * self.p.steps_per_update
-        if updates:
-            last = self.lines(run)[-1:]
-            x = x * (last[0]["update"] / last[0]["global_step"]) if last else x
+            flags = dict(run.source.flags)
+            x = x + run.source_update * flags["num_envs"] * flags["num_steps"]
+        if updates and (last := self.lines(run)[-1:]):
+            x = x * (last[0]["update"] / last[0]["global_step"])
         smooth = run.script != "stochastic_opt" and len(y) >= 64
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
     def mean(self, run: Cell, begin: float, end: float, key: str | None = None) -> np.ndarray:
-        """Returns the score over a part of the run, from the performance or another key on its scale. A seed that has
-        diverged by then scores as a random policy."""
-        values = self.part(run, key or performance(self.p, run), begin, end)
-        low, high = self.p.scale(run)
-        diverged = self.diverged(run, end)
-        if diverged is None:
+        """The score over a part of the run -> [seeds]. A seed that has diverged by then scores as a random policy."""
+        if not self.finished(run):
             return np.full(1, np.nan)
-        means = plots.mean_and_ci(values.T)[0] if len(values) else np.nan
-        return np.where(diverged, 0.0, (means - low) / (high - low))
+        low, high = self.scale(run)
+        means = plots.mean_and_ci(self.part(run, key or self.key(run), begin, end).T)[0]
+        return np.where(self.diverged(run, end), 0.0, (means - low) / (high - low))
 
-    def diverged(self, run: Cell, end: float = 1.0) -> np.ndarray | None:
-        """Returns which seeds' updates are no longer finite at this fraction of the run; None if it is not finished."""
-        lines = self.lines(run)
-        if not lines or lines[-1]["update"] != run.num_updates:
-            return None
-        key = "outer/update_norm"  # logged by training; the last line may be an evaluation
+    def diverged(self, run: Cell, end: float = 1.0) -> np.ndarray:
+        """Which seeds' updates are no longer finite at this fraction of the run. -> bool [seeds]"""
+        key, lines = "outer/update_norm", self.lines(run)  # logged by training; the last line may be an evaluation
         kept = [line for line in lines if key in line and line["update"] / run.num_updates <= end] or lines[:1]
-        return np.array([value is None for value in np.ravel(kept[-1].get(key, 0.0))])
+        return np.array([value is None for value in np.ravel(kept[-1].get(key, 0.0))]) if kept else np.zeros(1, bool)
 
     def final(self, run: Cell, key: str | None = None) -> np.ndarray:
         return self.mean(run, 0.9, 1.0, key)
@@ -108,12 +100,81 @@ class Data:
         return self.mean(run, 0.4, 0.5, key)
 
     def gain(self, run: Cell, key: str | None = None) -> np.ndarray:
-        """Returns the score gained in the second half of the run."""
         return self.final(run, key) - self.middle(run, key)
 
     def log_mean(self, run: Cell, key: str, begin: float = 0.9, end: float = 1.0) -> np.ndarray:
-        """Returns log10 of the geometric mean."""
+        """log10 of the geometric mean -> [seeds]"""
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
+
+
+STATISTICS: dict[str, Callable[[Data, Cell], np.ndarray]] = {
+    "final score": Data.final,
+    "score in the middle of the run": Data.middle,
+    "gain in the second half": Data.gain,
+}
+FINAL, MIDDLE, GAIN = STATISTICS
+
+
+class Arms:
+    """The arms of a figure, and the effects between them, which are named after what the arms are called."""
+
+    def __init__(self, d: Data, cells: Cells, label: Callable[[Any], str], compare: Any = None):
+        self.d, self.cells, self.label = d, cells, label
+        self.compare = compare or effects.difference
+        self.effects: list[Effect] = []
+
+    def samples(self, statistic: str | Callable, key: Any) -> np.ndarray:
+        """A statistic of an arm: [seeds], of several games [seeds, games]; NaN where a run is missing."""
+        of = STATISTICS[statistic] if isinstance(statistic, str) else statistic
+        runs = self.cells[key]
+        return of(self.d, runs) if isinstance(runs, Cell) else matrix([of(self.d, run) for run in runs])
+
+    def effect(
+        self, statistic: str | Callable, a: Any, b: Any = None, name: str = "", compare: Any = None, **wanted: Any
+    ) -> None:
+        """Adds a statistic of arm a less that of arm b, if there is one. A function as a statistic needs a name."""
+        what = f"{name or statistic}, {self.label(a)}" + (f" less {self.label(b)}" if b is not None else "")
+        samples = [self.samples(statistic, key) for key in (a, b) if key is not None]
+        self.effects.append((compare or self.compare)(what, *samples, **wanted))
+
+    def add(self, what: str, *samples: Any, **wanted: Any) -> None:
+        """Adds an effect between samples."""
+        self.effects.append(self.compare(what, *samples, **wanted))
+
+    def same(self, statistic: str, a: Any, b: Any, margin: float) -> None:
+        """Adds that two arms are equal up to `margin`, an effect for each side."""
+        self.effect(statistic, a, b, above=-margin)
+        self.effect(statistic, a, b, below=margin)
+
+    def best(self, keys: Sequence[Any], statistic: str | Callable = FINAL) -> Any:
+        """The arm with the highest mean."""
+        return max(keys, key=lambda key: np.nan_to_num(self.samples(statistic, key).mean(), nan=-np.inf))
+
+    def not_below(self, best: Any, key: Any, margin: float) -> None:
+        """Adds that `key` is not clearly below `best`, unless it is the best one itself."""
+        if key != best:
+            self.effect(FINAL, best, key, below=margin)
+
+    def curves(self, key: str | None = None, keys: Sequence[Any] | None = None, label: Any = None, **how: Any) -> list:
+        """A line for each arm that has logged something."""
+        found = [(k, self.d.curve(self.cells[k], key, **how)) for k in (self.cells if keys is None else keys)]
+        return [Line((label or self.label)(k), x, y) for k, (x, y) in found if len(x)]
+
+
+def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Joins samples of games -> [seeds, games]; a column of fewer seeds than others is NaN."""
+    seeds = max(map(len, columns))
+    return np.stack([c if len(c) == seeds else np.full(seeds, np.nan) for c in columns], axis=1)
+
+
+def parts(cells: Cells, place: int) -> list[Any]:
+    """The distinct values at this place of the keys."""
+    return list(dict.fromkeys(key[place] for key in cells))
+
+
+def each(cells: Cells) -> list[Cell]:
+    """All runs, with their parts as one."""
+    return [run for runs in cells.values() for run in ((runs,) if isinstance(runs, Cell) else runs)]
 
 
 def together(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -126,11 +187,3 @@ def together(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         places = {key: lines[0][key] for key in ("update", "global_step")}
         joined.append(places | {key: [line.get(key) for line in lines] for key in lines[0].keys() - places.keys()})
     return joined
-
-
-def performance(p: Any, run: Cell) -> str:
-    return "charts/negative_distance" if run.script == "stochastic_opt" else p.performance
-
-
-def axis(p: Any) -> str:
-    return plots.AXIS_LABELS[p.performance]

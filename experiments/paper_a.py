@@ -1,442 +1,406 @@
-"""Turns runs into pictures and checks of the figures in Beukman et al. 2026 (https://arxiv.org/abs/2603.06009)."""
+"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task and on the bowl: presets,
+runs, pictures and effects. Those that need a GPU are in paper_a_gpu.py. The table of figures is at the end."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from common.run import plots
-from experiments import paper_a_runs
-from experiments.data import Data, Figure, axis, performance, register
-from experiments.grid import Cell
-from experiments.paper_a_runs import BOWL_CHANGED, BOWL_GOOD, BOWL_PLATEAU, BOWL_RATES, BOWL_SWITCH, Cells, Preset
+from experiments import effects
+from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, parts
+from experiments.effects import Effect
+from experiments.grid import Cell, named
 from experiments.pictures import HeatMap, Line, Picture
-from experiments.verdicts import Check, difference, within
 
-CITATION = "Beukman et al. 2026"
-MARGIN = 0.1  # of the way from a random policy to the best one; less does not count as a difference
+MARGIN = 0.1  # of the way from a random policy to a good one; less does not count as a difference
 FLAT = 0.05  # of that way, in the second half of a run; gaining less is a plateau
-TWICE = np.log10(2)
-ENVS = "parallel environments (--num-envs)"
-LITTLE = np.log10(1.25)
-UNSMOOTHED, FINAL = (
-    "Mean and 95 % interval over seeds",
-    "Mean and 95 % interval over seeds of the last tenth of each run",
-)
+TWICE, LITTLE = np.log10(2), np.log10(1.25)
 STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
+ENVS = "parallel environments (--num-envs)"
+UNSMOOTHED = "Mean and 95 % interval over seeds"
+LAST = f"{UNSMOOTHED} of the last tenth of each run"
+RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
+BOWL_RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
+BOWL_PLATEAU, BOWL_GOOD, BOWL_SWITCH = 0.5, 0.01, 500
 
-Shown = tuple[Picture | HeatMap, list[Check]]
-FIGURES: dict[str, Figure] = {}
-figure = partial(register, FIGURES)
-
-
-def curves(d: Data, cells: Cells, label: Callable[[Any], str], key: str | None = None, **how: Any) -> list[Line]:
-    drawn = [Line(label(k), *d.curve(run, key or performance(d.p, run), **how)) for k, run in cells.items()]
-    return [line for line in drawn if len(line.x)]
-
-
-# The figures: each function turns runs into a picture and the checks of its claim.
+# Presets: every flag of a run is here or in its figure's cells
 
 
-@figure(
-    "1a",
-    title="Outer step size in PPO-EWMA",
-    claim="Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly.",
-    cells=paper_a_runs.com_cells,
-)
-def show_step_size(d: Data, cells: Cells) -> Shown:
-    """Compares the scores at the end of the budget."""
-    good, strong = cells[d.p.good_com], cells[d.p.coms[-1]]
-    checks = [
-        *plateau_checks(d, cells, "--com", d.p.weak_com, d.p.good_com),
-        difference("final score, the good COM less the highest", d.final(good), d.final(strong), above=MARGIN),
-        difference("gain in the second half, the highest COM", d.gain(strong), 0.0, above=FLAT),
-    ]
-    return Picture({"": curves(d, cells, lambda com: f"--com {com:g}")}, STEPS, axis(d.p)), checks
+@dataclass(frozen=True)
+class Preset:
+    """Environment, sizes and grids. The values called weak and good are to be chosen on other seeds."""
+
+    about: str
+    performance: str  # the logged key that is plotted
+    low: float  # the performance of a random policy, which is score 0
+    high: float  # and of a good one, which is score 1
+    base: dict[str, Any]  # flags of all runs of ppo.py and ppo_ewma.py
+    total_timesteps: int
+    sweep_timesteps: int  # budget of figures 4, 6 and 12, which have many cells
+    weak_com: float
+    good_com: float
+    epsilons: tuple[float, ...]
+    weak_eps: float
+    good_eps: float
+    learning_rates: tuple[float, ...]
+    epochs: tuple[int, ...]
+    epoch_epsilons: tuple[float, ...]  # from weak to strong; the last is 0
+    batch_envs: tuple[int, ...]  # figure 7
+    batch_updates: int
+    grid_epsilons: tuple[float, ...]  # figure 12
+    scaled_envs: tuple[int, ...]  # figures 9, 13 and 14; includes the base
+    scaled_seeds: int
+    checkpoints: int  # per run; even, since figure 3 starts from the one half-way
+    coms: tuple[float, ...] = (0.0, 8.0, 64.0, 512.0, 4096.0, 32768.0)
+    epoch_coms: tuple[float, ...] = (8.0, 512.0, 4096.0)  # from weak to strong
+    grid_coms: tuple[float, ...] = (8.0, 64.0, 512.0, 4096.0)
+
+    def scale(self, run: Cell) -> tuple[float, float]:
+        return self.low, self.high
+
+    @property
+    def axis(self) -> str:
+        return plots.AXIS_LABELS[self.performance]
 
 
-def plateau_checks(d: Data, cells: Cells, flag: str, weak: float, good: float) -> list[Check]:
-    """Checks that `weak` learns something, then gains no more (a fall also counts), and ends below `good`."""
-    run = cells[weak]
-    return [
-        difference(f"score in the middle of the run, {flag} {weak:g}", d.middle(run), 0.0, above=MARGIN),
-        difference(f"gain in the second half, {flag} {weak:g}", d.gain(run), 0.0, below=FLAT),
-        difference(f"final score, {flag} {good:g} less {weak:g}", d.final(cells[good]), d.final(run), above=MARGIN),
-    ]
-
-
-@figure(
-    "5a",
-    title="Regularisation by COM",
-    claim="Weak regularisation (low COM) plateaus early, strong regularisation is slow.",
-    cells=paper_a_runs.com_cells,
-    repeats="1a",
-    flag="--com",
-)
-@figure(
-    "5b",
-    title="Regularisation by ε",
-    claim="Weak regularisation (large ε) plateaus early, strong regularisation is slow.",
-    cells=paper_a_runs.eps_cells,
-    flag="--clip-eps",
-)
-def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
-    """Counts a value as slow if it is behind in the middle of the run, even if it catches up."""
-    weak, good, strong = {
-        "--com": (d.p.weak_com, d.p.good_com, d.p.coms[-1]),
-        "--clip-eps": (d.p.weak_eps, d.p.good_eps, d.p.epsilons[0]),
-    }[flag]
-    what = f"score in the middle of the run, {flag} {good:g} less {strong:g}"
-    checks = [
-        *plateau_checks(d, cells, flag, weak, good),
-        difference(what, d.middle(cells[good]), d.middle(cells[strong]), above=MARGIN),
-        difference(f"gain in the second half, {flag} {strong:g}", d.gain(cells[strong]), 0.0, above=FLAT),
-    ]
-    return Picture({"": curves(d, cells, lambda value: f"{flag} {value:g}")}, STEPS, axis(d.p)), checks
-
-
-@figure(
-    "2b",
-    title="Gradient norm, PPO-EWMA",
-    claim="With a low COM the gradient norm stays large while the performance stagnates.",
-    cells=paper_a_runs.com_cells,
-    key="outer/grad_norm",
-)
-@figure(
-    "2c",
-    title="KL of an update, PPO-EWMA",
-    claim="With a low COM the policy goes on moving far in every update while the performance stagnates.",
-    cells=paper_a_runs.com_cells,
-    repeats="2b",
-    key="outer/kl",
-)
-def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
-    """Checks that updates stay large on the plateau, larger than with the good COM. How they compare with the highest
-    COM, with which the policy still climbs, is reported."""
-    weak, good, strong = d.p.weak_com, d.p.good_com, d.p.coms[-1]
-    late, early = (d.log_mean(cells[weak], key, *part) for part in ((), (0.2, 0.3)))
-    arrived, climbing = (d.log_mean(cells[com], key) for com in (good, strong))
-    checks = [
-        *plateau_checks(d, cells, "--com", weak, good),
-        difference(f"log10 of {key} at the end, --com {weak:g} less {good:g}", late, arrived, above=TWICE),
-        difference(f"log10 of {key}, --com {weak:g}, end less first quarter", late - early, 0.0, above=-TWICE),
-        difference(f"log10 of {key} at the end, --com {weak:g} less {strong:g}", late, climbing),
-    ]
-    lines = curves(d, cells, lambda com: f"--com {com:g}", key)
-    return Picture({"": lines}, STEPS, plots.AXIS_LABELS[key], log_y=True), checks
-
-
-@figure(
-    "2a",
-    title="Size of each update, noisy gradient descent",
-    claim="With too large a step the updates stay large while the loss stagnates.",
-    cells=paper_a_runs.bowl_cells,
-    repeats="1b",
-)
-def show_bowl_updates(d: Data, cells: Cells) -> Shown:
-    """Checks that a step on the plateau keeps its size and exceeds the distance to the optimum."""
-    key, run = "outer/update_norm", cells[BOWL_PLATEAU]
-    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
-    distance = np.log10(-d.final(run))
-    checks = [
-        difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(run), 0.0, below=FLAT),
-        *within(f"log10 of {key}, rate {BOWL_PLATEAU}, end less first quarter", late - early, 0.0, FLAT),
-        difference(f"log10 of {key} over ‖x‖ at the end, rate {BOWL_PLATEAU}", late - distance, 0.0, above=0.0),
-    ]
-    lines = curves(d, cells, lambda rate: f"--learning-rate {rate:g}", key)
-    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[key], log_y=True, shows=UNSMOOTHED), checks
-
-
-@figure(
-    "1b",
-    title="Step size in noisy gradient descent on a convex bowl",
-    claim=(
-        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive within the budget."
+TABLE_2 = dict(
+    env_id="kinetix/locomotion", num_envs=2048, num_steps=256, num_minibatches=32, update_epochs=8, gamma=0.995,
+    gae_lambda=0.9, clip_eps=0.2, max_grad_norm=0.5, clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=3e-4,
+    hidden_sizes=(256, 256, 256), num_seeds=5,
+)  # fmt: skip
+PAPER = Preset(
+    about="Kinetix locomotion as in paper A: Table 2, 1000M steps, 5 seeds",
+    performance="charts/solve_rate", low=0.0, high=1.0, base=TABLE_2, total_timesteps=2**30, sweep_timesteps=2**30,
+    weak_com=8.0, good_com=512.0, epsilons=(0.02, 0.1, 0.2, 0.4, 0.6), weak_eps=0.6, good_eps=0.2,
+    learning_rates=(3e-5, 1e-4, 3e-4, 1e-3), epochs=(1, 2, 4, 8, 16), epoch_epsilons=(0.6, 0.2, 0.0),
+    batch_envs=(16, 64, 256, 1024), batch_updates=2000, grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
+    scaled_envs=(128, 512, 2048, 8192), scaled_seeds=5, checkpoints=8,
+)  # fmt: skip
+LARGE = {
+    "gpu": replace(
+        PAPER, about="Kinetix locomotion on one GPU; paper A's sizes, 134M steps, 3 seeds",
+        base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26,
     ),
-    cells=paper_a_runs.bowl_cells,
-)
-def show_bowl(d: Data, cells: Cells) -> Shown:
-    """Compares the runs with each other and with the theory."""
-    good, low = d.final(cells[BOWL_GOOD]), d.final(cells[BOWL_RATES[-1]])
-    checks = [
-        difference(f"gain in the second half, rate {BOWL_PLATEAU}", d.gain(cells[BOWL_PLATEAU]), 0.0, below=FLAT),
-        difference(
-            f"final −‖x‖, rate {BOWL_GOOD} less {BOWL_PLATEAU}", good, d.final(cells[BOWL_PLATEAU]), above=MARGIN
+    "paper": PAPER,
+}  # fmt: skip
+PRESETS = {
+    "laptop": Preset(
+        about="Pendulum-v1 on two cores; minutes per figure",
+        performance="charts/episodic_return", low=-1200.0, high=-150.0,
+        base=dict(
+            env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, update_epochs=8, gamma=0.95,
+            clip_eps=0.2, learning_rate=1e-3, ent_coef=0.0, num_seeds=10, num_devices=1, num_eval_episodes=0,
         ),
-        difference(f"final −‖x‖, rate {BOWL_GOOD} less {BOWL_RATES[-1]}", good, low, above=MARGIN),
-        difference(f"gain in the second half, rate {BOWL_RATES[-1]}", d.gain(cells[BOWL_RATES[-1]]), 0.0, above=FLAT),
-    ]
-    for rate, run in cells.items():
-        predicted = d.part(run, "theory/negative_distance", 0.9, 1.0).mean()
-        checks += within(
-            f"final −‖x‖ over that of the theory, rate {rate}, less 1", d.final(run) / predicted - 1, 0.0, 0.05
-        )
-    lines = curves(d, cells, lambda rate: f"--learning-rate {rate:g}") + theory(d, cells)
-    y_label = plots.AXIS_LABELS["charts/negative_distance"]
-    return Picture({"": lines}, "gradient steps", y_label, shows=UNSMOOTHED), checks
+        total_timesteps=2**21, sweep_timesteps=2**20, weak_com=8.0, good_com=512.0,
+        epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.1, learning_rates=(1e-4, 3e-4, 1e-3, 3e-3),
+        epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.2, 0.02, 0.0), batch_envs=(8, 32, 128), batch_updates=512,
+        grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(4, 32, 128, 512), scaled_seeds=20, checkpoints=2,
+    ),
+    "breakout": Preset(
+        about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure",
+        performance="charts/episodic_return", low=0.4, high=20.0,
+        base=dict(
+            env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512,
+            update_epochs=8, clip_eps=0.2, learning_rate=1e-3, num_seeds=5, num_devices=1, num_eval_episodes=0,
+        ),
+        total_timesteps=2**21, sweep_timesteps=2**20, weak_com=8.0, good_com=512.0,
+        epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.1, learning_rates=(3e-4, 1e-3, 3e-3),
+        epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
+        grid_epsilons=(0.02, 0.1, 0.2, 0.6), scaled_envs=(16, 64, 256), scaled_seeds=5, checkpoints=2,
+    ),
+} | LARGE  # fmt: skip
 
 
-def theory(d: Data, cells: Cells) -> list[Line]:
-    drawn = [d.curve(run, "theory/negative_distance") for run in cells.values()]
+def cell(p: Preset, script: str, total: int | None = None, source: Cell | None = None, **varied: Any) -> Cell:
+    """A run of the preset's base flags and `varied`, from the half-way checkpoint of `source` if given."""
+    flags = p.base | {"total_timesteps": total or p.total_timesteps} | varied
+    if "num_minibatches" in varied:
+        flags.pop("minibatch_size", None)
+    updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
+    # A run that diverges goes on, because divergence is a result as well.
+    flags |= {"checkpoint_every": max(1, updates // p.checkpoints), "keep_checkpoints": 0, "halt_on_nan": False}
+    flags["log_every"] = max(1, updates // 128)
+    varied = {name: value for name, value in varied.items() if p.base.get(name) != value}  # equal runs get one name
+    return named(script, flags, varied, updates, source, source.num_updates // 2 if source else 0)
+
+
+ewma, ppo = partial(cell, script="ppo_ewma"), partial(cell, script="ppo")
+
+
+def com_cells(p: Preset) -> Cells:
+    return {com: ewma(p, com=com) for com in p.coms}
+
+
+def com_label(com: float) -> str:
+    return f"--com {com:g}"
+
+
+def pair_label(pair: tuple[float, float]) -> str:
+    return f"--com {pair[0]:g} --clip-eps {pair[1]:g}"
+
+
+# Figures 1, 2 and 5: the size of the outer step
+
+
+def plateau(arms: Arms, weak: Any, good: Any) -> None:
+    """Adds that `weak` learns something, then gains no more (a fall also counts), and ends below `good`."""
+    arms.effect(MIDDLE, weak, above=MARGIN)
+    arms.effect(GAIN, weak, below=FLAT)
+    arms.effect(FINAL, good, weak, above=MARGIN)
+
+
+def show_step_size(d: Data, cells: Cells) -> Shown:
+    arms, strong = Arms(d, cells, com_label), d.p.coms[-1]
+    plateau(arms, d.p.weak_com, d.p.good_com)
+    arms.effect(FINAL, d.p.good_com, strong, above=MARGIN)
+    arms.effect(GAIN, strong, above=FLAT)
+    return Picture({"": arms.curves()}, STEPS, d.p.axis), arms.effects
+
+
+def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
+    """A value is slow if it is behind in the middle of the run, even if it catches up."""
+    arms, p = Arms(d, cells, lambda value: f"{flag} {value:g}"), d.p
+    com, eps = (p.weak_com, p.good_com, p.coms[-1]), (p.weak_eps, p.good_eps, p.epsilons[0])
+    weak, good, strong = com if flag == "--com" else eps
+    plateau(arms, weak, good)
+    arms.effect(MIDDLE, good, strong, above=MARGIN)
+    arms.effect(GAIN, strong, above=FLAT)
+    return Picture({"": arms.curves()}, STEPS, p.axis), arms.effects
+
+
+def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
+    """That updates stay large on the plateau, larger than with the good COM; beside the highest COM is reported."""
+    arms, weak = Arms(d, cells, com_label), d.p.weak_com
+    late, early = (lambda d, run: d.log_mean(run, key)), (lambda d, run: d.log_mean(run, key, 0.2, 0.3))
+    plateau(arms, weak, d.p.good_com)
+    arms.effect(late, weak, d.p.good_com, f"log10 of {key} at the end", above=TWICE)
+    fall = arms.samples(late, weak) - arms.samples(early, weak)
+    arms.add(f"log10 of {key}, {com_label(weak)}, end less first quarter", fall, above=-TWICE)
+    arms.effect(late, weak, d.p.coms[-1], f"log10 of {key} at the end")
+    return Picture({"": arms.curves(key)}, STEPS, plots.AXIS_LABELS[key], log_y=True), arms.effects
+
+
+def bowl(**varied: Any) -> Cell:
+    """A run of the noisy convex problem, with 20 seeds since they cost nothing."""
+    flags = {"num_seeds": 20, "num_steps": 1000} | varied
+    return named("stochastic_opt", flags, varied, flags["num_steps"])
+
+
+def bowl_cells(p: Preset) -> Cells:
+    return {rate: bowl(learning_rate=rate) for rate in BOWL_RATES}
+
+
+def rate_label(rate: float) -> str:
+    return f"--learning-rate {rate:g}"
+
+
+def theory(arms: Arms) -> list[Line]:
+    drawn = [arms.d.curve(run, "theory/negative_distance") for run in arms.cells.values()]
     return [Line("theory", x, y, "theory") for x, y in drawn if len(x)]
 
 
-def switched(d: Data, ends: dict[tuple[float, float], Cell], flag: str, large: float, small: float) -> list[Check]:
-    """Checks, for figures 3a and 3b, that a run's present step size decides, not the one that it began with.
-
-    `ends`: (first, then) -> the run that ends with `then`. Runs with the same `first` share their past, so their
-    differences are taken seed by seed."""
-    final = {key: d.final(run) for key, run in ends.items()}
-    cured, spoilt, plateau, good = (final[k] for k in ((large, small), (small, large), (large, large), (small, small)))
-    return [
-        difference(
-            f"final score, {flag} {large:g} then {small:g}, less {large:g} kept", cured - plateau, 0.0, above=MARGIN
-        ),
-        *within(f"final score, {flag} {large:g} then {small:g}, less {small:g} kept", cured, good, MARGIN),
-        difference(
-            f"final score, {flag} {small:g} kept, less {small:g} then {large:g}", good - spoilt, 0.0, above=MARGIN
-        ),
-        *within(f"final score, {flag} {small:g} then {large:g}, less {large:g} kept", spoilt, plateau, MARGIN),
-    ]
-
-
-@figure(
-    "3a",
-    title="COM changed half-way, PPO-EWMA",
-    claim=(
-        "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls "
-        "back to the plateau."
-    ),
-    cells=paper_a_runs.changed_com_cells,
-)
-def show_changed_com(d: Data, cells: Cells) -> Shown:
-    whole = {com: run for com, run in cells.items() if not isinstance(com, tuple)}
-    changed = {key: run for key, run in cells.items() if isinstance(key, tuple)}
-    lines = curves(d, whole, lambda com: f"--com {com:g}")
-    lines += curves(d, changed, lambda key: f"--com {key[1]:g} (from {key[0]:g})")
-    weak = whole[d.p.weak_com]
-    before = d.middle(weak) - d.mean(weak, 0.2, 0.25)
-    checks = [
-        difference(f"gain in the second quarter, --com {d.p.weak_com:g}, before the change", before, 0.0, below=FLAT),
-        *switched(d, changed, "--com", d.p.weak_com, d.p.good_com),
-    ]
-    half = weak.num_updates // 2 * d.p.steps_per_update
-    return Picture({"": lines}, STEPS, axis(d.p), marks=(half,)), checks
-
-
-@figure(
-    "3b",
-    title="Learning rate changed half-way, noisy gradient descent",
-    claim="The same: a run ends where its present step size takes it, whatever it began with.",
-    cells=paper_a_runs.bowl_switch_cells,
-)
-def show_changed_rate(d: Data, cells: Cells) -> Shown:
-    lines = curves(d, cells, lambda key: f"{key[0]:g}" if key[0] == key[1] else f"{key[0]:g}, then {key[1]:g}")
-    lines = [line._replace(label=f"--learning-rate {line.label}") for line in lines] + theory(d, cells)
+def show_bowl(d: Data, cells: Cells) -> Shown:
+    """The runs beside each other and beside the theory."""
+    arms, small = Arms(d, cells, rate_label), BOWL_RATES[-1]
+    arms.effect(GAIN, BOWL_PLATEAU, below=FLAT)
+    arms.effect(FINAL, BOWL_GOOD, BOWL_PLATEAU, above=MARGIN)
+    arms.effect(FINAL, BOWL_GOOD, small, above=MARGIN)
+    arms.effect(GAIN, small, above=FLAT)
+    for rate, run in cells.items():
+        off = d.final(run) / d.part(run, "theory/negative_distance", 0.9, 1.0).mean() - 1
+        for side in ({"above": -0.05}, {"below": 0.05}):
+            arms.add(f"final −‖x‖ over that of the theory, {rate_label(rate)}, less 1", off, **side)
     y_label = plots.AXIS_LABELS["charts/negative_distance"]
-    picture = Picture({"": lines}, "gradient steps", y_label, marks=(BOWL_SWITCH,), shows=UNSMOOTHED)
-    return picture, switched(d, cells, "rate", *BOWL_CHANGED)
+    return Picture({"": arms.curves() + theory(arms)}, "gradient steps", y_label, shows=UNSMOOTHED), arms.effects
 
 
-def top(scores: dict[Any, np.ndarray]) -> Any:
-    """Returns the key with the highest mean."""
-    return max(scores, key=lambda key: np.nan_to_num(scores[key].mean(), nan=-np.inf))
+def show_bowl_updates(d: Data, cells: Cells) -> Shown:
+    """That a step on the plateau keeps its size and exceeds the distance to the optimum."""
+    arms, key, run = Arms(d, cells, rate_label), "outer/update_norm", cells[BOWL_PLATEAU]
+    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
+    name = f"log10 of {key}, {rate_label(BOWL_PLATEAU)}"
+    arms.effect(GAIN, BOWL_PLATEAU, below=FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, above=-FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, below=FLAT)
+    arms.add(f"{name}, over ‖x‖ at the end", late - np.log10(-d.final(run)), above=0.0)
+    y_label = plots.AXIS_LABELS[key]
+    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=UNSMOOTHED), arms.effects
 
 
-@figure(
-    "4",
-    title="Inner learning rate against COM",
-    claim="No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM.",
-    cells=paper_a_runs.learning_rate_cells,
-)
-def show_learning_rates(d: Data, cells: Cells) -> Shown:
-    """Uses the better of annealed and constant for each learning rate."""
-    final = {key: d.final(run) for key, run in cells.items()}
-    coms, rates = parts(cells, 0), parts(cells, 1)
-    scores = {(c, r): final[top({(c, r, a): final[c, r, a] for a in (False, True)})] for c in coms for r in rates}
-    lines = [score_line(d, f"--com {com:g}", rates, [scores[com, r] for r in rates]) for com in coms]
-    tops = {com: top({(com, r): scores[com, r] for r in rates}) for com in coms}
-    weak, good = coms[0], coms[-1]
-    what = f"best final score over all learning rates, --com {good:g} less {weak:g}"
-    checks = [difference(what, scores[tops[good]], scores[tops[weak]], above=MARGIN)]
-    common = tops[good][1]
-    for com in coms[:-1]:
-        what = f"final score, --com {com:g}: its best learning rate less {common:g}, the best one of --com {good:g}"
-        checks += not_below(what, scores, tops[com], (com, common))
-    return Picture(
-        {"": lines}, "Adam's learning rate (--learning-rate)", score_axis(d.p), log_x=True, shows=FINAL
-    ), checks
+# Figure 3: the step size changed half-way
 
 
-def parts(cells: Cells, place: int) -> list[Any]:
-    """Returns the distinct values at this place of the keys."""
-    return list(dict.fromkeys(key[place] for key in cells))
+def switched(arms: Arms, large: float, small: float) -> None:
+    """Adds that a run's present step size decides, not the one that it began with. Keys: (first, then). Runs with the
+    same `first` share their past, so that their differences are taken seed by seed."""
+    end = {key: arms.samples(FINAL, key) for key in ((large, large), (small, small), (large, small), (small, large))}
+    cured, spoilt = (large, small), (small, large)
+    what = f"{FINAL}, {arms.label(cured)} less {arms.label((large, large))}"
+    arms.add(what, end[cured] - end[large, large], above=MARGIN)
+    arms.same(FINAL, cured, (small, small), MARGIN)
+    what = f"{FINAL}, {arms.label((small, small))} less {arms.label(spoilt)}"
+    arms.add(what, end[small, small] - end[spoilt], above=MARGIN)
+    arms.same(FINAL, spoilt, (large, large), MARGIN)
 
 
-def not_below(what: str, scores: dict[Any, np.ndarray], best: Any, key: Any) -> list[Check]:
-    """Checks that `key` is not clearly below `best`, unless it is the best one itself."""
-    return [] if key == best else [difference(what, scores[best], scores[key], below=MARGIN)]
+def changed_com_cells(p: Preset) -> Cells:
+    """Whole runs, and second halves that continue the first half of one of them."""
+    coms, half = (p.weak_com, p.good_com), p.total_timesteps // 2
+    whole = {com: ewma(p, com=com) for com in coms}
+    return whole | {(a, b): ewma(p, total=half, source=whole[a], com=b) for a in coms for b in coms}
 
 
-def score_line(d: Data, label: str, x: list[float], scores: list[np.ndarray]) -> Line:
-    """Makes a line of final scores, converted back to returns or solve rates."""
+def show_changed_com(d: Data, cells: Cells) -> Shown:
+    label = lambda key: f"--com {key[1]:g} (from {key[0]:g})" if isinstance(key, tuple) else com_label(key)  # noqa: E731
+    arms, weak = Arms(d, cells, label), cells[d.p.weak_com]
+    before = d.middle(weak) - d.mean(weak, 0.2, 0.25)
+    arms.add(f"gain in the second quarter, {com_label(d.p.weak_com)}, before the change", before, below=FLAT)
+    switched(arms, d.p.weak_com, d.p.good_com)
+    half = weak.num_updates // 2 * d.p.base["num_envs"] * d.p.base["num_steps"]
+    return Picture({"": arms.curves()}, STEPS, d.p.axis, marks=(half,)), arms.effects
+
+
+def bowl_switch_cells(p: Preset) -> Cells:
+    rates = (BOWL_PLATEAU, BOWL_GOOD)
+    stay = {(a, a): bowl(learning_rate=a) for a in rates}
+    pairs = (rates, rates[::-1])
+    return stay | {(a, b): bowl(learning_rate=a, switch_step=BOWL_SWITCH, switch_learning_rate=b) for a, b in pairs}
+
+
+def show_changed_rate(d: Data, cells: Cells) -> Shown:
+    arms = Arms(d, cells, lambda key: rate_label(key[0]) + (f", then {key[1]:g}" if key[0] != key[1] else ""))
+    switched(arms, BOWL_PLATEAU, BOWL_GOOD)
+    y_label, lines = plots.AXIS_LABELS["charts/negative_distance"], arms.curves() + theory(arms)
+    return Picture({"": lines}, "gradient steps", y_label, marks=(BOWL_SWITCH,), shows=UNSMOOTHED), arms.effects
+
+
+# Figures 4 and 6: the inner loop
+
+
+def score_line(d: Data, label: str, x: Sequence[float], scores: Sequence[np.ndarray]) -> Line:
+    """A line of final scores, converted back to returns or solve rates."""
     seeds = max(len(s) for s in scores)
     y = np.array([np.pad(s, (0, seeds - len(s)), constant_values=np.nan) for s in scores])
     return Line(label, np.array(x, np.float64), d.p.low + y * (d.p.high - d.p.low), "points")
 
 
 def score_axis(p: Preset) -> str:
-    return f"final {axis(p)} (last tenth of the run)"
+    return f"final {p.axis} (last tenth of the run)"
 
 
-@figure(
-    "6a",
-    title="Epochs and COM",
-    claim="With weak regularisation more epochs end lower; with strong, few epochs are slow.",
-    cells=paper_a_runs.com_epoch_cells,
-    flag="--com",
-)
-@figure(
-    "6b",
-    title="Epochs and ε",
-    claim="With weak regularisation more epochs end lower; with strong, few are slow; even ε = 0 learns with many.",
-    cells=paper_a_runs.eps_epoch_cells,
-    flag="--clip-eps",
-)
+def show_learning_rates(d: Data, cells: Cells) -> Shown:
+    """For each learning rate the better of annealed and constant."""
+    arms = Arms(d, cells, lambda k: f"--com {k[0]:g} --learning-rate {k[1]:g}" + " --anneal-lr" * k[2])
+    coms, rates = parts(cells, 0), parts(cells, 1)
+    better = {(com, rate): arms.best([(com, rate, a) for a in (False, True)]) for com in coms for rate in rates}
+    lines = [
+        score_line(d, com_label(com), rates, [arms.samples(FINAL, better[com, rate]) for rate in rates]) for com in coms
+    ]
+    tops = {com: arms.best([better[com, rate] for rate in rates]) for com in coms}
+    arms.effect(FINAL, tops[coms[-1]], tops[coms[0]], above=MARGIN)
+    for com in coms[:-1]:
+        arms.not_below(tops[com], better[com, tops[coms[-1]][1]], MARGIN)
+    x_label = "Adam's learning rate (--learning-rate)"
+    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=LAST), arms.effects
+
+
 def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
-    """Draws a panel per value, from weak to strong regularisation. The strongest epsilon is 0; that it learns at all,
-    with many epochs, is part of the claim, so there less is enough."""
+    """A panel per value, from weak to strong regularisation. The strongest ε is 0: that it learns at all, with many
+    epochs, is part of the claim, so there any difference is enough."""
+    arms = Arms(d, cells, lambda k: f"{flag} {k[0]:g} --update-epochs {k[1]}")
     values, epochs = parts(cells, 0), parts(cells, 1)
     panels = {
-        f"{flag} {value:g}": curves(d, {e: cells[value, e] for e in epochs}, lambda e: f"--update-epochs {e}")
+        f"{flag} {value:g}": arms.curves(None, [(value, e) for e in epochs], lambda k: f"--update-epochs {k[1]}")
         for value in values
     }
-    weak, strong, few, many = values[0], values[-1], epochs[0], epochs[-1]
-    final = {key: d.final(run) for key, run in cells.items()}
-    fewer = final[top({(weak, e): final[weak, e] for e in epochs[:-1]})]
-    what = f"final score, {flag} {weak:g}, the best of fewer epochs less {many}"
-    slow = f"final score, {flag} {strong:g}, {many} epochs less {few}"
-    checks = [
-        difference(what, fewer, final[weak, many], above=MARGIN),
-        difference(slow, final[strong, many], final[strong, few], above=MARGIN if strong else d.p.unclipped_gain),
-    ]
-    return Picture(panels, STEPS, axis(d.p)), checks
+    weak, strong = values[0], values[-1]
+    arms.effect(FINAL, arms.best([(weak, e) for e in epochs[:-1]]), (weak, epochs[-1]), above=MARGIN)
+    arms.effect(FINAL, (strong, epochs[-1]), (strong, epochs[0]), above=MARGIN if strong else 0.0)
+    return Picture(panels, STEPS, d.p.axis), arms.effects
 
 
-@figure(
-    "7a",
-    title="Batch size and COM, the same number of updates",
-    claim="Large batches tolerate weak regularisation (low COM) far better.",
-    cells=paper_a_runs.com_batch_cells,
-    flag="--com",
-)
-@figure(
-    "7b",
-    title="Batch size and ε, the same number of updates",
-    claim="Large batches tolerate weak regularisation (large ε) far better.",
-    cells=paper_a_runs.eps_batch_cells,
-    flag="--clip-eps",
-)
+# Figures 7 and 8: data per update
+
+
+def batch_cells(p: Preset, run: Any, name: str, values: Sequence[float]) -> Cells:
+    """The batch varies at the base's M, so minibatches grow. Updates are equally many, so larger batches see more."""
+    size = p.base["num_envs"] * p.base["num_steps"]
+    minibatches = p.base.get("num_minibatches") or size // p.base["minibatch_size"]
+    return {
+        (value, envs): run(
+            p, total=p.batch_updates * envs * p.base["num_steps"], num_envs=envs, num_minibatches=minibatches,
+            **{name: value},
+        )
+        for value in values for envs in p.batch_envs
+    }  # fmt: skip
+
+
 def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
-    """Compares batch sizes. The first value of `flag` is the weak one, the second the good one."""
+    """The first value of `flag` is the weak one, the second the good one."""
+    arms = Arms(d, cells, lambda k: f"{flag} {k[0]:g} --num-envs {k[1]}")
     values, envs = parts(cells, 0), parts(cells, 1)
-    size = d.p.base["num_steps"]
+    steps = d.p.base["num_steps"]
     panels = {
-        f"{flag} {value:g}": curves(
-            d, {n: cells[value, n] for n in envs}, lambda n: f"--num-envs {n}: {n * size:,} transitions", updates=True
+        f"{flag} {value:g}": arms.curves(
+            None, [(value, n) for n in envs], lambda k: f"--num-envs {k[1]}: {k[1] * steps:,} transitions", updates=True
         )
         for value in values
     }
-    final = {key: d.final(run) for key, run in cells.items()}
     (weak, good), small, large = values[:2], envs[0], envs[-1]
-    lost = {n: final[good, n] - final[weak, n] for n in (small, large)}
-    more = f"final score, {flag} {weak:g}, {large} environments less {small}"
-    checks = [
-        difference(more, final[weak, large], final[weak, small], above=MARGIN),
-        difference(
-            f"what {flag} {weak:g} loses against {good:g}, {small} environments less {large}",
-            lost[small], lost[large], above=MARGIN,
-        ),
-    ]  # fmt: skip
-    return Picture(panels, UPDATES, axis(d.p)), checks
+    arms.effect(FINAL, (weak, large), (weak, small), above=MARGIN)
+    lost = [arms.samples(FINAL, (good, n)) - arms.samples(FINAL, (weak, n)) for n in (small, large)]
+    what = f"what {flag} {weak:g} loses against {good:g}, {small} environments less {large}"
+    arms.add(what, *lost, above=MARGIN)
+    return Picture(panels, UPDATES, d.p.axis), arms.effects
 
 
-@figure(
-    "8",
-    title="Best return against the data-to-divergence ratio",
-    claim="Performance falls at both ends; the best ratio rises with the budget.",
-    cells=paper_a_runs.ddr_cells,
-)
+def ddr_cells(p: Preset) -> Cells:
+    """All runs of figures 5, 6 and 12, which differ in step size and age, not in data per update. Those that differ in
+    their length only are one: the first, which is the longest."""
+    distinct: Cells = {}
+    for name in ("5a", "5b", "6a", "6b", "12a"):
+        for key, run in FIGURES[name].cells(p).items():
+            of_length = ("total_timesteps", "log_every", "checkpoint_every")
+            alike = run.script, *sorted((flag, value) for flag, value in run.flags if flag not in of_length)
+            distinct.setdefault(alike, ((name, key), run))
+    return dict(distinct.values())
+
+
 def show_ddr(d: Data, cells: Cells) -> Shown:
-    """Draws a dot for each seed of each run: the median of its DDR and its best score, up to a budget; and the medians
-    and quartiles of eight equally large groups of dots.
-
-    In the checks, a sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those
-    that are compared."""
+    """A dot for each seed of each run: the median of its DDR and its best score, up to a budget. In the effects a
+    sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those compared."""
     budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     # Long runs log more rarely than short ones, so lines are averaged over as many steps in all of them.
-    width = max(dict(run.flags)["log_every"] for run in cells.values()) * d.p.steps_per_update
+    flags = [dict(run.flags) for run in cells.values()]
+    width = max(of["log_every"] * of["num_envs"] * of["num_steps"] for of in flags)
     dots = {budget: np.stack([up_to(d, run, budget, width) for run in cells.values()]) for budget in budgets}
-    known = np.all([np.isfinite(xy[..., :2]).all((1, 2)) for xy in dots.values()], axis=0)  # not of diverged ones
-    dots = {budget: xy[known] if known.any() else xy for budget, xy in dots.items()}  # [runs, seeds, 3]
-    scale = d.p.high - d.p.low
-    lines = [
-        Line(f"up to {budget:,} steps", xy[..., 0].ravel(), d.p.low + xy[..., 1].reshape(-1, 1) * scale, "dots")
-        for budget, xy in dots.items()
-    ]
-    lines += [Line(line.label, *grouped(line.x, line.y[:, 0]), "interval points") for line in lines]
+    known = np.all([np.isfinite(xy).all((1, 2)) for xy in dots.values()], axis=0)  # not of diverged ones
+    dots = {budget: xy[known] if known.any() else xy for budget, xy in dots.items()}  # [runs, seeds, 2]
+    lines = []
+    for budget, xy in dots.items():
+        y = d.p.low + xy[..., 1].reshape(-1, 1) * (d.p.high - d.p.low)
+        lines.append(Line(f"up to {budget:,} steps", xy[..., 0].ravel(), y, "dots"))
     ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
     fifths = np.array_split(np.argsort(ddr), 5)
-    chosen, tested = (
-        score[:, ::2].mean(1),
-        score[:, 1::2].mean(1) if score.shape[1] > 1 else np.full(len(score), np.nan),
-    )
-    inner = max(fifths[1:4], key=lambda fifth: chosen[fifth].mean())
+    tested = score[:, 1::2].mean(1) if score.shape[1] > 1 else np.full(len(score), np.nan)
+    inner = max(fifths[1:4], key=lambda fifth: score[fifth, ::2].mean())
     what = "best score, an inner fifth of the runs (by DDR) less the fifth of"
-    checks = [
-        difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
-        difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
+    found = [
+        effects.difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
+        effects.difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
         peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
-        collapse(dots[budgets[-1]].mean(1)),
     ]
-    how = "Dots: best running mean of the return and median DDR of each seed. Lines: medians and quartiles"
-    how += " of each eighth of the dots, by ratio"
-    return Picture({"": lines}, DDR, f"best {axis(d.p)} so far", log_x=True, shows=how), checks
+    how = "Dots: best running mean of the return and median DDR of each seed"
+    return Picture({"": lines}, DDR, f"best {d.p.axis} so far", log_x=True, shows=how), found
 
 
-def grouped(x: np.ndarray, y: np.ndarray, groups: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts dots [n] into equal groups by x. -> medians of x [groups], medians and quartiles of y [groups, 3]."""
-    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    parts = [i for i in np.array_split(known[np.argsort(x[known])], groups) if len(i)]
-    quartiles = [np.quantile(y[i], [0.5, 0.25, 0.75]) for i in parts]
-    return np.array([np.median(x[i]) for i in parts]), np.array(quartiles).reshape(-1, 3)
-
-
-def collapse(dots: np.ndarray) -> Check:
-    """Reports whether fresh / own gain says more than the DDR about how well a run does: the share of the variance of
-    the best scores that lies between fifths of the runs by one, less the same by the other. dots: [runs, 3], as from
-    `up_to`. The interval is a bootstrap over runs."""
-
-    def more(dots: np.ndarray) -> float:
-        ddr, score, quotient = dots.T
-        within = [sum(score[i].var() * i.size for i in np.array_split(np.argsort(x), 5)) for x in (quotient, ddr)]
-        return (within[1] - within[0]) / (score.var() * score.size)
-
-    what = "variance of the best score between fifths by fresh / own gain, less by DDR"
-    dots = dots[np.isfinite(dots).all(1)]
-    if len(dots) < 10:
-        return Check(what, np.nan, np.nan, np.nan)
-    how = "share of the variance of the scores (second column) between fifths of the runs (rows) by the third column, "
-    how += "less the same by the first; 95 % interval of a bootstrap over runs"
-    chosen = np.random.default_rng(0).integers(len(dots), size=(1000, len(dots)))
-    low, high = np.percentile([more(dots[i]) for i in chosen], [2.5, 97.5])
-    return Check(what, more(dots), low, high, samples=(dots,), how=how)
-
-
-def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
-    """Checks how far the DDR of the best fifth of the runs moves between two budgets, both [runs, 3], as from `up_to`.
-    The interval is a bootstrap over runs, the same ones at both budgets."""
+def peak_shift(first: np.ndarray, last: np.ndarray) -> Effect:
+    """How far the DDR of the best fifth of the runs moves between two budgets, both [runs, 2] of DDR and score. The
+    interval is a bootstrap over runs, the same ones at both budgets."""
 
     def peak(dots: np.ndarray) -> float:
         return np.log10(dots[np.argsort(dots[:, 1])[-max(1, len(dots) // 5) :], 0]).mean()
@@ -444,27 +408,19 @@ def peak_shift(first: np.ndarray, last: np.ndarray) -> Check:
     chosen = np.random.default_rng(0).integers(len(first), size=(1000, len(first)))
     low, high = np.percentile([peak(last[i]) - peak(first[i]) for i in chosen], [2.5, 97.5])
     what = "log10 DDR of the best fifth of the runs, largest budget less smallest"
-    how = "mean log10 of the DDR (first column) of the fifth with the best scores (second), last sample less first; "
-    how += "95 % interval of a bootstrap over runs (rows)"
     found = float(peak(last) - peak(first)), float(low), float(high)
-    return Check(what, *found, above=0.0, samples=(first, last), how=how)
+    return Effect(what, *found, above=0.0, samples=(first, last), how="95 % interval of a bootstrap over runs (rows)")
 
 
 def up_to(d: Data, run: Cell, budget: int, width: int) -> np.ndarray:
-    """Returns [seeds, 3]: median DDR, best score (running mean), and the sum of the gains on fresh transitions over
-    that of the updates' own gains, within the first `budget` steps. What was logged is averaged over `width` steps."""
+    """Median DDR and best score (running mean) within the first `budget` steps, of what was logged averaged over
+    `width` steps. -> [seeds, 2]"""
     lines = [line for line in d.lines(run) if line["global_step"] <= budget]
-    ddr, score, fresh, own = (
-        pooled(*plots.series(lines, key), width)
-        for key in ("outer/ddr", d.p.performance, "outer/fresh_gain", "outer/own_gain")
-    )
-    seeds = dict(run.flags)["num_seeds"]
+    ddr, score = (pooled(*plots.series(lines, key), width) for key in ("outer/ddr", d.p.performance))
     if not len(ddr) or not len(score):
-        return np.full((seeds, 3), np.nan)
-    # Runs that were made before the gains were logged have none.
-    quotient = np.nansum(fresh, 0) / np.nansum(own, 0) if len(fresh) else np.full(seeds, np.nan)
+        return np.full((dict(run.flags)["num_seeds"], 2), np.nan)
     score = (plots.running_mean(score, 4) - d.p.low) / (d.p.high - d.p.low)
-    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0), quotient], axis=1)
+    return np.stack([10 ** np.nanmedian(np.log10(ddr), 0), np.nanmax(score, 0)], axis=1)
 
 
 def pooled(steps: np.ndarray, values: np.ndarray, width: int) -> np.ndarray:
@@ -473,140 +429,188 @@ def pooled(steps: np.ndarray, values: np.ndarray, width: int) -> np.ndarray:
     return np.array([plots.mean_and_ci(values[part == i].T)[0] for i in np.unique(part)]).reshape(-1, values.shape[1])
 
 
-def recipe_checks(d: Data, cells: Cells) -> list[Check]:
-    """Checks, for figures 9 and 14, that the first recipe is nowhere clearly worse than another one, and that the
-    second is worse than the first where its minibatches are small."""
+# Figures 9, 13 and 14: three recipes for more environments
+
+
+def recipe_cells(p: Preset) -> Cells:
+    """With the good epsilon, so that only the inner loop differs. At the base's N all recipes are the same run."""
+    base, common = p.base["num_envs"], {"clip_eps": p.good_eps, "num_seeds": p.scaled_seeds}
+    same = ppo(p, **common)
+    return {
+        (recipe, n): same if n == base else ppo(p, num_envs=n, base_num_envs=base, scaling=recipe, **common)
+        for recipe in RECIPES
+        for n in p.scaled_envs
+    }
+
+
+def recipe_arms(d: Data, cells: Cells) -> Arms:
+    """The effects of figures 9 and 14: the first recipe is nowhere clearly worse than another one, and the second is
+    worse than the first where its minibatches are small."""
+    arms = Arms(d, cells, lambda key: f"--scaling {key[0]} --num-envs {key[1]}")
     recipes, envs = parts(cells, 0), parts(cells, 1)
-    final = {key: d.final(run) for key, run in cells.items()}
-    ours, larger = recipes[:2]
-    checks = []
     for n in (n for n in envs if n != d.p.base["num_envs"]):
-        best = top({(recipe, n): final[recipe, n] for recipe in recipes})
-        checks += not_below(f"final score, {n} environments, {best[0]} less {ours}", final, best, (ours, n))
-    what = f"final score, {envs[0]} environments, {ours} less {larger}"
-    return [*checks, difference(what, final[ours, envs[0]], final[larger, envs[0]], above=MARGIN)]
+        arms.not_below(arms.best([(recipe, n) for recipe in recipes]), (recipes[0], n), MARGIN)
+    arms.effect(FINAL, (recipes[0], envs[0]), (recipes[1], envs[0]), above=MARGIN)
+    return arms
 
 
-@figure(
-    "9",
-    title="Three recipes for more environments, learning curves",
-    claim=(
-        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
-        "clearly worse where minibatches are small."
-    ),
-    cells=paper_a_runs.recipe_cells,
-)
 def show_recipes(d: Data, cells: Cells) -> Shown:
-    recipes, envs = parts(cells, 0), parts(cells, 1)
+    arms, recipes = recipe_arms(d, cells), parts(cells, 0)
     panels = {
-        f"--num-envs {n}": curves(d, {recipe: cells[recipe, n] for recipe in recipes}, lambda r: f"--scaling {r}")
-        for n in envs
+        f"--num-envs {n}": arms.curves(None, [(r, n) for r in recipes], lambda key: f"--scaling {key[0]}")
+        for n in parts(cells, 1)
     }
-    return Picture(panels, STEPS, axis(d.p)), recipe_checks(d, cells)
+    return Picture(panels, STEPS, d.p.axis), arms.effects
 
 
-@figure(
-    "14",
-    title="Three recipes for more environments",
-    claim=(
-        "More minibatches of the same size work reliably; larger minibatches at the same learning rate are "
-        "clearly worse where minibatches are small."
-    ),
-    cells=paper_a_runs.recipe_cells,
-    repeats="9",
-)
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
-    recipes, envs = parts(cells, 0), parts(cells, 1)
-    lines = [score_line(d, f"--scaling {r}", envs, [d.final(cells[r, n]) for n in envs]) for r in recipes]
-    picture = Picture({"": lines}, ENVS, score_axis(d.p), log_x=True, shows=FINAL)
-    return picture, recipe_checks(d, cells)
-
-
-@figure(
-    "13",
-    title="Speed of the three recipes",
-    claim="There is little difference in speed where the task is bound by sampling.",
-    cells=paper_a_runs.speed_cells,
-)
-def show_recipe_speed(d: Data, cells: Cells) -> Shown:
-    """Compares speeds. A run's seeds share one, so its spread is over ten parts of the run, not over seeds.
-
-    The premise: sampling, or whatever else is not an epoch, takes more than half of an update's time. Of t(E) = a + bE
-    the epochs have less than half if t(E / 2) > 3/4 t(E)."""
-    tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
-    speeds = {
-        key: d.p.scaled_seeds * np.array([d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
-        for key, run in cells.items()
-    }
-    half = np.log10(speeds.pop("half the epochs"))
-    cells = {key: cells[key] for key in speeds}
-    recipes, envs = parts(cells, 0), parts(cells, 1)
-    x = np.array(envs, np.float64)
-    lines = [Line(f"--scaling {r}", x, np.array([speeds[r, n] for n in envs]), "points") for r in recipes]
-    what, base = "log10 of the speed with half the epochs over that with all", d.p.base["num_envs"]
-    epochs = difference(what, half, np.log10(speeds[recipes[0], base]), below=np.log10(4 / 3))
-    checks = [epochs._replace(premise=True)]
-    for n in (n for n in envs if n != base):
-        logs = {recipe: np.log10(speeds[recipe, n]) for recipe in recipes}
-        fast, slow = (f(logs, key=lambda recipe: logs[recipe].mean()) for f in (max, min))
-        what = f"log10 of the speed, {n} environments, {fast} over {slow}"
-        checks.append(difference(what, logs[fast], logs[slow], below=LITTLE))
-    label = "steps per second, learning included"
-    limits = (0.0, 1.1 * float(np.nanmax([line.y for line in lines], initial=1.0)))
-    how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
-    return Picture({"": lines}, ENVS, label, log_x=True, y_limits=limits, shows=how), checks
-
-
-def trade_checks(d: Data, cells: Cells) -> list[Check]:
-    """Checks, for figures 12a and 12b, that for each COM some epsilon makes up for it, that the COM matters at a fixed
-    epsilon, and that no COM rescues too large an epsilon."""
-    coms, epsilons = parts(cells, 0), parts(cells, 1)
-    final = {key: d.final(run) for key, run in cells.items()}
-    best = top(final)
-    checks = []
-    for com in coms:
-        mine = top({(com, eps): final[com, eps] for eps in epsilons})
-        checks += not_below(f"final score, best of all less best of --com {com:g}", final, best, mine)
-    fixed = {(com, d.p.good_eps): final[com, d.p.good_eps] for com in coms}
-    worst = min(fixed, key=lambda key: fixed[key].mean())
-    extreme = top({(com, epsilons[-1]): final[com, epsilons[-1]] for com in coms})
-    what = f"final score, --clip-eps {d.p.good_eps:g}, best COM less worst"
-    lost = f"final score, best of all less best of --clip-eps {epsilons[-1]:g}"
-    return [
-        *checks,
-        difference(what, fixed[top(fixed)], fixed[worst], above=MARGIN),
-        difference(lost, final[best], final[extreme], above=MARGIN),
+    arms, envs = recipe_arms(d, cells), parts(cells, 1)
+    lines = [
+        score_line(d, f"--scaling {r}", envs, [arms.samples(FINAL, (r, n)) for n in envs]) for r in parts(cells, 0)
     ]
+    return Picture({"": lines}, ENVS, score_axis(d.p), log_x=True, shows=LAST), arms.effects
 
 
-@figure(
-    "12a",
-    title="The best ε for each COM",
-    claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
-    cells=paper_a_runs.grid_cells,
-)
+def speed_cells(p: Preset) -> Cells:
+    """Adds a shorter run of the base with half the epochs: what that saves is half of the time that epochs take."""
+    fewer = {"clip_eps": p.good_eps, "update_epochs": p.base["update_epochs"] // 2, "num_seeds": p.scaled_seeds}
+    return recipe_cells(p) | {"half": ppo(p, total=p.sweep_timesteps, **fewer)}
+
+
+def show_recipe_speed(d: Data, cells: Cells) -> Shown:
+    """A run's seeds share one speed, so its spread is over ten parts of it. The premise: epochs take less than half of
+    the time. Of t(E) = a + bE the epochs have less than half if t(E / 2) > 3/4 t(E)."""
+    label = lambda key: "half the epochs" if key == "half" else f"--scaling {key[0]} --num-envs {key[1]}"  # noqa: E731
+    arms, base = Arms(d, cells, label), d.p.base["num_envs"]
+    tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
+
+    def speed(d: Data, run: Cell) -> np.ndarray:
+        return np.log10([d.p.scaled_seeds * d.part(run, "charts/SPS", *tenth).mean() for tenth in tenths])
+
+    name = "log10 of the speed"
+    arms.effect(speed, "half", (RECIPES[0], base), name, below=np.log10(4 / 3), premise=True)
+    for n in (n for n in d.p.scaled_envs if n != base):
+        by_speed = sorted(((r, n) for r in RECIPES), key=lambda key: arms.samples(speed, key).mean())
+        arms.effect(speed, by_speed[-1], by_speed[0], name, below=LITTLE)
+    x = np.array(d.p.scaled_envs, np.float64)
+    lines = [
+        Line(f"--scaling {r}", x, 10 ** np.array([arms.samples(speed, (r, n)) for n in d.p.scaled_envs]), "points")
+        for r in RECIPES
+    ]
+    how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
+    y_label = "steps per second, learning included"
+    return Picture({"": lines}, ENVS, y_label, log_x=True, from_0=True, shows=how), arms.effects
+
+
+# Figure 12: COM and ε
+
+
+def trade_arms(d: Data, cells: Cells) -> Arms:
+    """The effects of figure 12: for each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no
+    COM rescues too large an epsilon."""
+    arms, coms, epsilons = (
+        Arms(d, cells, lambda key: f"--com {key[0]:g} --clip-eps {key[1]:g}"),
+        parts(cells, 0),
+        parts(cells, 1),
+    )
+    best = arms.best(list(cells))
+    for com in coms:
+        arms.not_below(best, arms.best([(com, eps) for eps in epsilons]), MARGIN)
+    fixed = sorted(((com, d.p.good_eps) for com in coms), key=lambda key: arms.samples(FINAL, key).mean())
+    arms.effect(FINAL, fixed[-1], fixed[0], above=MARGIN)
+    arms.effect(FINAL, best, arms.best([(com, epsilons[-1]) for com in coms]), above=MARGIN)
+    return arms
+
+
 def show_best_eps(d: Data, cells: Cells) -> Shown:
-    coms, epsilons = parts(cells, 0), parts(cells, 1)
-    final = {key: d.final(run) for key, run in cells.items()}
-    tops = [final[top({(com, eps): final[com, eps] for eps in epsilons})] for com in coms]
+    arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
+    tops = [arms.samples(FINAL, arms.best([(com, eps) for eps in epsilons])) for com in coms]
     lines = [
         score_line(d, "the best --clip-eps for each COM", coms, tops),
-        score_line(d, f"--clip-eps {d.p.good_eps:g}", coms, [final[com, d.p.good_eps] for com in coms]),
+        score_line(d, f"--clip-eps {d.p.good_eps:g}", coms, [arms.samples(FINAL, (c, d.p.good_eps)) for c in coms]),
     ]
     x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
-    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=FINAL), trade_checks(d, cells)
+    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=LAST), arms.effects
 
 
-@figure(
-    "12b",
-    title="COM and ε",
-    claim="For every COM some ε does about as well as the best pair; an extreme ε never does.",
-    cells=paper_a_runs.grid_cells,
-    repeats="12a",
-)
 def show_heat_map(d: Data, cells: Cells) -> Shown:
-    coms, epsilons = parts(cells, 0), parts(cells, 1)
+    arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
     scale = d.p.high - d.p.low
-    values = np.array([[d.p.low + scale * d.final(cells[com, eps]).mean() for eps in epsilons] for com in coms])
+    values = np.array([[d.p.low + scale * arms.samples(FINAL, (c, eps)).mean() for eps in epsilons] for c in coms])
     names = [f"{com:g}" for com in coms], [f"{eps:g}" for eps in epsilons]
-    return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), trade_checks(d, cells)
+    return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), arms.effects
+
+
+# The figures
+
+
+def learning_rate_cells(p: Preset) -> Cells:
+    coms = [com for com in p.coms if p.weak_com <= com <= p.good_com]
+    varied = itertools.product(coms, p.learning_rates, (False, True))
+    return {key: ewma(p, total=p.sweep_timesteps, com=key[0], learning_rate=key[1], anneal_lr=key[2]) for key in varied}
+
+
+def sweep_cells(run: Any, **grids: Callable[[Preset], Sequence[Any]]) -> Callable[[Preset], Cells]:
+    """Returns the cells of all combinations of two flags, with the budget of sweeps. grids: flag -> its values."""
+
+    def cells(p: Preset) -> Cells:
+        pairs = itertools.product(*(values(p) for values in grids.values()))
+        return {key: run(p, total=p.sweep_timesteps, **dict(zip(grids, key, strict=True))) for key in pairs}
+
+    return cells
+
+
+BOWLS = {"laptop": PRESETS["laptop"]}
+WEAK_EARLY = "plateaus early, strong regularisation is slow."
+MORE_EPOCHS = "With weak regularisation more epochs end lower; with strong, few are slow"
+TOLERATE = "Large batches tolerate weak regularisation far better."
+RECIPE_CLAIM = "More minibatches of the same size are reliable; larger ones at the same rate are worse where small."
+TRADE = "For every COM some ε does about as well as the best pair; an extreme ε never does."
+epochs_by = {
+    "--com": sweep_cells(ewma, com=lambda p: p.epoch_coms, update_epochs=lambda p: p.epochs),
+    "--clip-eps": sweep_cells(ppo, clip_eps=lambda p: p.epoch_epsilons, update_epochs=lambda p: p.epochs),
+}
+batches_by = {
+    "--com": lambda p: batch_cells(p, ewma, "com", p.epoch_coms),
+    "--clip-eps": lambda p: batch_cells(p, ppo, "clip_eps", [eps for eps in p.epoch_epsilons if eps]),
+}
+pair_cells = sweep_cells(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.grid_epsilons)
+# fmt: off
+FIGURES = {
+    "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, show_step_size,
+        "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly."),
+    "1b": Figure("Step size on the bowl", BOWLS, bowl_cells, show_bowl,
+        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive in time."),
+    "2a": Figure("Step size on the bowl: size of each update", BOWLS, bowl_cells, show_bowl_updates,
+        "With too large a step the updates stay large while the loss stagnates.", "1b"),
+    "2b": Figure("COM: gradient norm", PRESETS, com_cells, partial(show_stays_large, key="outer/grad_norm"),
+        "With a low COM the gradient norm stays large while the performance stagnates.", "1a"),
+    "2c": Figure("COM: KL of an update", PRESETS, com_cells, partial(show_stays_large, key="outer/kl"),
+        "With a low COM the policy goes on moving far in every update while the performance stagnates.", "1a"),
+    "3a": Figure("COM, changed half-way", PRESETS, changed_com_cells, show_changed_com,
+        "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back."),
+    "3b": Figure("Step size on the bowl, changed half-way", BOWLS, bowl_switch_cells, show_changed_rate,
+        "The same: a run ends where its present step size takes it, whatever it began with."),
+    "4": Figure("Learning rate × COM, annealed or not", PRESETS, learning_rate_cells, show_learning_rates,
+        "No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM."),
+    "5a": Figure("COM", PRESETS, com_cells, partial(show_regularisation, flag="--com"),
+        f"Weak regularisation (low COM) {WEAK_EARLY}", "1a"),
+    "5b": Figure("ε", PRESETS, lambda p: {eps: ppo(p, clip_eps=eps) for eps in p.epsilons},
+        partial(show_regularisation, flag="--clip-eps"), f"Weak regularisation (large ε) {WEAK_EARLY}"),
+    "6a": Figure("Epochs × COM", PRESETS, epochs_by["--com"], partial(show_epochs, flag="--com"), f"{MORE_EPOCHS}."),
+    "6b": Figure("Epochs × ε", PRESETS, epochs_by["--clip-eps"], partial(show_epochs, flag="--clip-eps"),
+        f"{MORE_EPOCHS}; even ε = 0 learns with many."),
+    "7a": Figure("N × COM, the same number of updates", PRESETS, batches_by["--com"],
+        partial(show_batches, flag="--com"), TOLERATE),
+    "7b": Figure("N × ε, the same number of updates", PRESETS, batches_by["--clip-eps"],
+        partial(show_batches, flag="--clip-eps"), TOLERATE),
+    "8": Figure("Data-to-divergence ratio, all runs of 5, 6 and 12", PRESETS, ddr_cells, show_ddr,
+        "Performance falls at both ends; the best ratio rises with the budget."),
+    "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, show_recipes, RECIPE_CLAIM),
+    "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, show_best_eps, TRADE),
+    "12b": Figure("COM × ε", PRESETS, pair_cells, show_heat_map, TRADE, "12a"),
+    "13": Figure("N by three recipes: speed", PRESETS, speed_cells, show_recipe_speed,
+        "There is little difference in speed where the task is bound by sampling."),
+    "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM, "9"),
+}
+# fmt: on

@@ -1,475 +1,488 @@
-"""Turns runs into pictures and checks of the figures in Mayor et al. 2025 (https://arxiv.org/abs/2506.03404)."""
+"""The figures of Mayor et al. 2025 (https://arxiv.org/abs/2506.03404): presets, runs, pictures and effects.
+
+An arm is a run for each game. In the paper the minibatch count stays fixed, so minibatches grow with N and K.
+"""
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from common.run import plots
-from experiments import pictures, scores, visited
-from experiments.data import Data, Figure, register
-from experiments.paper_b_runs import (
-    Cells,
-    Preset,
-    encoder_cells,
-    gamma_cells,
-    many_cells,
-    minibatch,
-    more_data_cells,
-    network_cells,
-    other_cells,
-    pqn_cells,
-    rate_cells,
-    reuse_cells,
-    robot_cells,
-    same_data_cells,
-)
+from experiments import pictures, visited
+from experiments.data import FINAL, Arms, Cells, Data, Figure, Shown, matrix
+from experiments.effects import bootstrap, contrast, iqm, mean_over_games, over_games
+from experiments.grid import Cell, by_seed, named
 from experiments.pictures import Line, Picture
-from experiments.verdicts import Check
+from experiments.visited import CHECKPOINTS
 
-CITATION = "Mayor et al. 2025"
 LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
 POINTS = 33  # times on a curve over all games; the first, step 0, is left out
 STEPS, ENVS, IQM = "environment steps", "parallel environments (--num-envs)", "normalised interquartile mean return"
 SHOWS = "Interquartile mean over games and seeds of the normalised return with its 95 % stratified bootstrap interval"
 SMOOTHED = f"{SHOWS}, running mean over at most a thirtieth of the run"
-METRICS = {
-    "charts/episodic_return": "episode return",
-    "plasticity/feature_rank": "feature rank",
-    "plasticity/dormant_neurons": "dormant neurons (share)",
-    "plasticity/weight_norm": "weight norm",
-    "plasticity/gradient_kurtosis": "gradient kurtosis",
-    "plasticity/policy_variance": "policy variance",
-    "plasticity/effective_sample_size": "effective sample size (%)",
+RETURN, RANK, NORM, KURTOSIS = "charts/episodic_return", "feature_rank", "weight_norm", "gradient_kurtosis"
+NETWORK = {RANK: "higher", "dormant_neurons": "lower", NORM: "lower", KURTOSIS: "lower"}  # with more environments
+POLICY = {"policy_variance": "lower", "effective_sample_size": "higher"}
+FACTORS = (RANK, NORM, KURTOSIS)  # compared as logarithms, because games differ by factors
+ON_HOST = "envpool/"  # prefix of environments of which a run can have one seed only
+
+# Returns that are scores 0 (a random policy) and 1. Atari: random and human returns of Mnih et al. 2015 and Wang et
+# al. 2016, with their no-op starts. Procgen, hard: table 1 of Cobbe et al. 2020. MuJoCo: a random and an expert policy
+# of Fu et al. 2020. MinAtar: random play, and PPO after 10M steps without sticky actions (discogen's baselines).
+ATARI_10 = {
+    "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "DoubleDunk": (-18.6, -16.4),
+    "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3), "NameThisGame": (2292.3, 8049.0),
+    "Phoenix": (761.4, 7242.6), "Qbert": (163.9, 13455.0), "Riverraid": (1338.5, 17118.0),
+}  # fmt: skip
+MUJOCO = {"HalfCheetah": (-280.2, 12135.0), "Walker2d": (1.6, 4592.3), "Ant": (-325.6, 3879.7)}
+SCALES = {f"{ON_HOST}{name}-v5": scale for name, scale in (ATARI_10 | MUJOCO).items()} | {
+    f"{ON_HOST}MontezumaRevenge-v5": (0.0, 4753.3),
+    f"{ON_HOST}BigfishHard-v0": (0.0, 40.0),
+    f"{ON_HOST}StarpilotHard-v0": (1.5, 35.0),
+    "Breakout-MinAtar": (0.4, 69.9),
+    "SpaceInvaders-MinAtar": (4.15, 180.9),
+    "Asterix-MinAtar": (0.5, 17.0),
+    "Freeway-MinAtar": (0.42, 61.8),
 }
-NETWORK = {  # the measurements of figures 3 and 6, and which way more environments move them
-    "plasticity/feature_rank": "higher",
-    "plasticity/dormant_neurons": "lower",
-    "plasticity/weight_norm": "lower",
-    "plasticity/gradient_kurtosis": "lower",
-}
-POLICY = {"plasticity/policy_variance": "lower", "plasticity/effective_sample_size": "higher"}  # of figure 4
-
-FACTORS = ("plasticity/feature_rank", "plasticity/weight_norm", "plasticity/gradient_kurtosis")
-
-Shown = tuple[Picture, list[Check]]
-FIGURES: dict[str, Figure] = {}
-figure = partial(register, FIGURES, suite="Atari-10")
+# gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
+# policy could learn sequences by heart. Asterix spawns at random and Freeway draws its cars' speeds, so they keep 0.
+STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
 
 
-def by_game(cells: Cells, key: Any) -> dict[str, Any]:
-    return {game: run for (k, game), run in cells.items() if k == key}
+@dataclass(frozen=True)
+class Preset:
+    """Games, sizes and grids of the runs. Variants multiply the base's N and K by factors."""
+
+    about: str
+    games: tuple[str, ...]  # the first is shown where only one can be
+    base: dict[str, Any]  # flags of all runs of ppo.py
+    other: dict[str, Any]  # those of pqn.py or ppo_rnd.py
+    flat: tuple[int, int] = (128, 8)  # N and K with the base's count of transitions, but more environments
+    total_timesteps: int = 10**8
+    factor: int = 4  # of N and K, where one step up is enough
+    factors: tuple[int, ...] = (2, 4)
+    many_factors: tuple[int, ...] = (1, 2, 4, 8, 16)  # of N, where performance is plotted against it
+    reuse: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (1, 4))  # factors of (N, K) at which more epochs are tried
+    gammas: tuple[float, ...] = (0.95, 0.99, 0.999)
+    performance: str = RETURN
+
+    def scale(self, run: Cell) -> tuple[float, float]:
+        game = dict(run.flags)["env_id"]
+        return SCALES[game] if self.performance == RETURN else (0.0, 1.0)
+
+    @property
+    def minibatch(self) -> int:
+        return self.base["num_envs"] * self.base["num_steps"] // self.base["num_minibatches"]
 
 
-def keys(cells: Cells) -> list[Any]:
-    return list(dict.fromkeys(key for key, _ in cells))
+PAPER = dict(
+    num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, gae_lambda=0.95, clip_eps=0.1,
+    learning_rate=2.5e-4, anneal_lr=True, max_grad_norm=0.5, vf_coef=0.5, ent_coef=0.01, network="nature",
+    hidden_sizes=(512,), activation="relu", shared_encoder=True, num_seeds=5, num_eval_episodes=0,
+)  # fmt: skip
+PQN = dict(
+    num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, q_lambda=0.65, learning_rate=2.5e-4,
+    anneal_lr=True, start_e=1.0, end_e=0.01, exploration_timesteps=250_000, network="nature", hidden_sizes=(512,),
+    num_seeds=5, num_eval_episodes=0,
+)  # fmt: skip
+# As in CleanRL, whose scripts the paper uses; logged returns are the game's own.
+ATARI = dict(env_kwargs='{"episodic_life": true, "reward_clip": true}')
+PROCGEN = dict(reward_clip=1.0, learning_rate=5e-4, gamma=0.999, network="impala", hidden_sizes=(256,))
+# The paper gives no flags for its robots. These are CleanRL's of its continuous PPO, with the base's N, K, M and E.
+ROBOTS = dict(
+    num_steps=128, network="mlp", hidden_sizes=(64, 64), activation="tanh", shared_encoder=False, learning_rate=3e-4,
+    clip_eps=0.2, ent_coef=0.0, norm_obs=True, norm_reward=True,
+)  # fmt: skip
+SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-3, num_devices=1)
+CNN = dict(network="cnn", hidden_sizes=(128,))
+MINATAR = ("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar")
+LARGE = {
+    "gpu": Preset(
+        "three MinAtar games (two with sticky actions) on one GPU in place of Atari-10, 100M steps, 5 seeds",
+        MINATAR, PAPER | CNN, PQN | CNN,
+    ),
+    "paper": Preset(
+        "Atari-10 of envpool as in paper B, 100M steps, 5 seeds, a run each",
+        tuple(f"{ON_HOST}{name}-v5" for name in ATARI_10), PAPER | ATARI, PQN | ATARI,
+    ),
+}  # fmt: skip
+PRESETS = {
+    "laptop": Preset(
+        "three MinAtar games (two with sticky actions) on two cores in place of Atari-10, 1M steps, 5 seeds",
+        MINATAR, PAPER | SMALL, PQN | SMALL, flat=(64, 4), total_timesteps=2**20, reuse=((1, 1), (4, 1)),
+    ),
+} | LARGE  # fmt: skip
+OTHERS = {  # figure 7
+    "gpu": replace(LARGE["gpu"], about="Freeway-MinAtar on one GPU in place of Procgen", games=("Freeway-MinAtar",)),
+    "paper": replace(
+        LARGE["paper"], about="two games of Procgen (the paper does not say which)", base=PAPER | PROCGEN,
+        games=(f"{ON_HOST}BigfishHard-v0", f"{ON_HOST}StarpilotHard-v0"),
+    ),
+}  # fmt: skip
+ROBOT = Preset(
+    "three robots of MuJoCo in place of Isaac Gym's, 10M steps", tuple(f"{ON_HOST}{name}-v5" for name in MUJOCO),
+    PAPER | ROBOTS, {}, total_timesteps=10**7,
+)  # fmt: skip
+
+# Where ppo.py's defaults are others than ppo_rnd.py's, it takes those of ppo_rnd.py.
+SHARED = {"gamma": 0.999, "clip_eps": 0.1, "clip_vloss": False, "ent_coef": 0.001}
+DOORKEY = dict(num_envs=512, num_steps=16, minibatch_size=4096, stagger_resets=511, num_seeds=5, num_eval_episodes=0)
+# Steps, minibatches, rate, warm-up and embedding of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not say
+# with which N. As in Burda et al. 2018, losing a life ends no episode and values are not clipped.
+MONTEZUMA = dict(
+    num_envs=32, num_steps=128, num_minibatches=4, learning_rate=1e-4, anneal_lr=True, network="nature",
+    hidden_sizes=(256, 448), activation="relu", shared_encoder=True, reward_clip=1.0, sticky_actions=0.25, num_seeds=5,
+    num_eval_episodes=0,
+)  # fmt: skip
+EXPLORATION = {
+    "gpu": Preset(
+        "xminigrid's DoorKey-16x16 on one GPU, 134M steps, 5 seeds", ("xminigrid/MiniGrid-DoorKey-16x16",),
+        DOORKEY | SHARED, DOORKEY | dict(obs_warmup_steps=16), total_timesteps=2**27, many_factors=(1, 8, 64),
+        performance="charts/solve_rate",
+    ),
+    "paper": Preset(
+        "envpool's Montezuma's Revenge and Phoenix, the rebuttal's of paper B, 210M steps, 5 seeds, a run each",
+        (f"{ON_HOST}MontezumaRevenge-v5", f"{ON_HOST}Phoenix-v5"), MONTEZUMA | SHARED,
+        MONTEZUMA | dict(obs_warmup_steps=50 * 128, embedding_size=512), total_timesteps=200 * 2**20,
+        many_factors=(1, 4, 16),
+    ),
+}  # fmt: skip
 
 
-def final(d: Data, cells: Cells, key: Any) -> np.ndarray:
-    """Collects the normalised returns of the last tenth of the runs. -> [seeds, games], NaN where a run is missing."""
-    return matrix([d.final(run) for run in by_game(cells, key).values()])
+def arm(p: Preset, script: str = "ppo", **varied: Any) -> tuple[Cell, ...]:
+    """A run for each game, of the preset's base flags and `varied`."""
+    return tuple(run_of(p, script, game, **varied) for game in p.games)
 
 
-def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:
-    seeds = max(map(len, columns))
-    return np.stack([c if len(c) == seeds else np.full(seeds, np.nan) for c in columns], axis=1)
+def run_of(p: Preset, script: str, game: str, **varied: Any) -> Cell:
+    base = {"total_timesteps": p.total_timesteps} | (p.base if script == "ppo" else p.other)
+    flags = base | {"env_id": game} | varied
+    if game in STICKY:
+        flags["sticky_actions"] = STICKY[game]
+    if "minibatch_size" in varied:
+        flags.pop("num_minibatches", None)
+    updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
+    # All are kept, because what is visited is collected with policies from the whole run.
+    flags |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
+    flags |= {"log_every": max(1, updates // 128), "plasticity_every": max(1, updates // 64)}
+    varied = {"env_id": game} | {name: value for name, value in varied.items() if base.get(name) != value}
+    return (by_seed if game.startswith(ON_HOST) else named)(script, flags, varied, updates)
 
 
-def measured(d: Data, cells: Cells, key: Any, metric: str) -> np.ndarray:
-    """Returns a measurement of the final network on equally many transitions of every run, unlike its updates. For the
-    effective sample size, it is the logged mean over the last half. log10 if values differ by factors.
-    -> [seeds, games]."""
-    columns = []
-    for run in by_game(cells, key).values():
-        if d.diverged(run) is None:
-            columns.append(np.full(1, np.nan))
-        elif metric == "plasticity/effective_sample_size":
-            columns.append(plots.mean_and_ci(d.part(run, metric, 0.5, 1.0).T)[0])
-        else:
-            columns.append(visited.measurements(d.folder, run)[metric])
-    values = matrix(columns)
-    return np.log10(values) if metric in FACTORS else values
+def sizes(base: dict[str, Any], factors: Sequence[int]) -> dict[Any, dict[str, Any]]:
+    """The base, more environments and longer rollouts, by (factor of N, factor of K)."""
+    more = {(f, 1): {"num_envs": f * base["num_envs"]} for f in factors}
+    longer = {(1, f): {"num_steps": f * base["num_steps"]} for f in factors}
+    return {(1, 1): {}} | more | longer
 
 
-def iqm_curve(d: Data, cells: Cells, key: Any, label: str) -> list[Line]:
-    """Draws the interquartile mean over games and seeds, at common steps. No line if a run is missing."""
-    runs = by_game(cells, key).values()
-    if any(d.diverged(run) is None for run in runs):
-        return []
-    total = dict(next(iter(runs)).flags)["total_timesteps"]
-    x = np.linspace(0, total, POINTS)[1:]
-    columns = []
-    for run in runs:
-        low, high = d.p.scale(run)
-        steps, y = d.curve(run, d.p.performance)
-        at = [resampled(x, steps, seed) for seed in y.T]
-        values = (np.array(at) - low) / (high - low)  # [seeds, T]
-        diverged = np.stack([d.diverged(run, t / total) for t in x], axis=1)
-        columns.append(np.where(diverged, 0.0, values))
-    values = np.stack(columns, axis=1)  # [seeds, games, T]
-    estimate, low, high = scores.bootstrap(over_time, values)
-    return [Line(label, x, np.stack([estimate, low, high], axis=1), "interval")]
+def more_data_cells(p: Preset) -> Cells:
+    return {key: arm(p, **flags) for key, flags in sizes(p.base, p.factors).items()}
 
 
-def resampled(x: np.ndarray, steps: np.ndarray, y: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(y)
-    return np.interp(x, steps[known], y[known]) if known.any() else np.full(len(x), np.nan)
-
-
-def over_time(values: np.ndarray) -> np.ndarray:
-    """Aggregates over seeds and games. [seeds, games, T] -> [T]."""
-    return scores.aggregate(values.reshape(-1, values.shape[-1]), axis=0)
-
-
-def iqm_curves(d: Data, cells: Cells, names: dict[Any, str], palette: Sequence[str] = ()) -> Picture:
-    lines = [line for key, label in names.items() for line in iqm_curve(d, cells, key, label)]
-    return Picture({"": lines}, STEPS, IQM, shows=SMOOTHED, palette=palette)
-
-
-def iqm_points(d: Data, cells: Cells, label: str, x: Sequence[float], names: Sequence[Any]) -> Line:
-    found = np.array([scores.iqm(final(d, cells, key)) for key in names])
-    return Line(label, np.array(x, np.float64), found, "interval points")
+def by_n(p: Preset, factor: int) -> dict[str, Any]:
+    return {"num_envs": factor * p.base["num_envs"]} if factor > 1 else {}
 
 
 def size(p: Preset, n: float = 1, k: float = 1, script: str = "ppo") -> str:
-    base = p.base if script == "ppo" else p.pqn
+    base = p.base if script == "ppo" else p.other
     return f"N {round(n * base['num_envs'])}, K {round(k * base['num_steps'])}"
 
 
-# The figures: each function turns runs into a picture and the checks of its claim.
+class Games(Arms):
+    """Arms over several games, compared by interquartile means of the normalised return."""
+
+    def __init__(self, d: Data, cells: Cells, label: Any):
+        super().__init__(d, cells, label, over_games)
+
+    def iqm_curves(self, keys: Sequence[Any] | None = None, label: Any = None) -> list[Line]:
+        """The interquartile mean over games and seeds, at common steps. No line for an arm with a missing run."""
+        found = []
+        for key in self.cells if keys is None else keys:
+            if not all(map(self.d.finished, self.cells[key])):
+                continue
+            total = dict(self.cells[key][0].flags)["total_timesteps"]
+            x, columns = np.linspace(0, total, POINTS)[1:], []
+            for run in self.cells[key]:
+                low, high = self.d.scale(run)
+                steps, y = self.d.curve(run)
+                known = [~np.isnan(seed) for seed in y.T]
+                values = [np.interp(x, steps[k], seed[k]) for k, seed in zip(known, y.T, strict=True)]
+                values = (np.array(values) - low) / (high - low)  # [seeds, T]
+                diverged = np.stack([self.d.diverged(run, t / total) for t in x], axis=1)
+                columns.append(np.where(diverged, 0.0, values))
+            values = np.stack(columns, axis=1)  # [seeds, games, T]
+            y = np.stack(bootstrap(lambda v: iqm(v.reshape(-1, v.shape[-1]), axis=0), values), axis=1)
+            found.append(Line((label or self.label)(key), x, y, "interval"))
+        return found
+
+    def iqm_points(self, label: str, x: Sequence[float], keys: Sequence[Any]) -> Line:
+        y = np.array([[float(v[0]) for v in bootstrap(iqm, self.samples(FINAL, key))] for key in keys])
+        return Line(label, np.array(x, np.float64), y, "interval points")
+
+    def moved(self, metric: str, way: str | None, key: Any, base: Any = (1, 1)) -> None:
+        """Adds that a measurement is higher, or lower, than the base's; without a way it is reported."""
+        wanted = {} if way is None else {"above": 0.0} if way == "higher" else {"below": 0.0}
+        name = ("log10 of " if metric in FACTORS else "") + metric.replace("_", " ")
+        self.effect(partial(measured, metric=metric), key, base, name, mean_over_games, **wanted)
 
 
-@figure(
-    "B1a",
-    title="The same data from more environments or longer rollouts",
-    claim="With as many transitions per update, more environments are better than longer rollouts.",
-    cells=same_data_cells,
-)
+def measured(d: Data, run: Cell, metric: str) -> np.ndarray:
+    """A measurement of the final network on equally many transitions of every run, unlike its updates; of the effective
+    sample size the logged mean over the last half. log10 if values differ by factors. -> [seeds]"""
+    key = f"plasticity/{metric}"
+    if not d.finished(run):
+        return np.full(1, np.nan)
+    if metric == "effective_sample_size":
+        return plots.mean_and_ci(d.part(run, key, 0.5, 1.0).T)[0]
+    values = visited.measurements(d.folder, run)[key]
+    return np.log10(values) if metric in FACTORS else values
+
+
+# More data per update
+
+
 def show_same_data(d: Data, cells: Cells) -> Shown:
-    (envs, steps), base = d.p.flat, (d.p.base["num_envs"], d.p.base["num_steps"])
-    names = {"base": f"N {base[0]}, K {base[1]}", "flat": f"N {envs}, K {steps}"}
-    what = f"final score, {names['flat']} less {names['base']}"
-    checks = [scores.better(what, final(d, cells, "flat"), final(d, cells, "base"), above=0.0)]
-    if d.p.with_pqn:
-        names |= {("pqn", key): f"PQN, {label}" for key, label in names.items()}
-        found = (final(d, cells, ("pqn", key)) for key in ("flat", "base"))
-        checks += [scores.better(f"PQN: {what}", *found)]
-    return iqm_curves(d, cells, names), checks
+    base = (d.p.base["num_envs"], d.p.base["num_steps"])
+    arms = Games(d, cells, lambda key: "N {}, K {}".format(*(base if key == "base" else d.p.flat)))
+    arms.effect(FINAL, "flat", "base", above=0.0)
+    return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
-@figure(
-    "B1b",
-    title="More data per update",
-    claim="More environments and longer rollouts both help, more environments more.",
-    cells=more_data_cells,
-)
-@figure(
-    "B7",
-    title="More data per update on another suite",
-    claim="On Procgen, too, more environments and longer rollouts both help, more environments more.",
-    cells=other_cells,
-    suite="Procgen",
-)
-@figure(
-    "B8",
-    title="More data per update in control of robots",
-    claim="In control of robots, too, more environments and longer rollouts both help, more environments more.",
-    cells=robot_cells,
-    suite="Isaac Gym",
-    lacking=True,
-)
 def show_more_data(d: Data, cells: Cells) -> Shown:
-    flags = {key: dict(run.flags) for (key, _), run in cells.items()}
-    names = {key: f"N {of['num_envs']}, K {of['num_steps']}" for key, of in flags.items()}
-    most = d.p.factors[-1]
-    envs, steps, base = (final(d, cells, key) for key in ((most, 1), (1, most), (1, 1)))
-    checks = [
-        scores.better(f"final score, N × {most} less the base", envs, base, above=0.0),
-        scores.better(f"final score, K × {most} less the base", steps, base, above=0.0),
-        scores.better(f"final score, N × {most} less K × {most}", envs, steps, above=0.0),
-    ]
-    palette = [
-        size(d.p, n, k) for n, k in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4))
-    ]  # some presets lack the second and fourth
-    return iqm_curves(d, cells, names, palette), checks
+    arms, most = Games(d, cells, lambda key: size(d.p, *key)), d.p.factors[-1]
+    arms.effect(FINAL, (most, 1), (1, 1), above=0.0)
+    arms.effect(FINAL, (1, most), (1, 1), above=0.0)
+    arms.effect(FINAL, (most, 1), (1, most), above=0.0)
+    return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
-@figure(
-    "B1c",
-    title="More epochs",
-    claim="More epochs hurt; more environments make up for it.",
-    cells=reuse_cells,
-)
 def show_reuse(d: Data, cells: Cells) -> Shown:
-    epochs, base = (1, *d.p.factors), d.p.base["update_epochs"]
-    panels = {}
-    for n, k in d.p.reuse:
-        lines = [line for e in epochs for line in iqm_curve(d, cells, (e, n, k), f"--update-epochs {e * base}")]
-        panels[size(d.p, n, k)] = lines
-    few, most, c = epochs[1], epochs[-1], d.p.factor
-    plain = final(d, cells, (1, 1, 1))
-    checks = [
-        scores.better(f"final score, the base less E × {most}", plain, final(d, cells, (most, 1, 1)), above=0.0),
-        scores.better(
-            f"final score at E × {most}, N × {c} less the base N",
-            final(d, cells, (most, c, 1)), final(d, cells, (most, 1, 1)), above=0.0,
-        ),
-        scores.better(
-            f"final score, E × {few} and N × {c} less the base", final(d, cells, (few, c, 1)), plain, above=-LITTLE
-        ),
-    ]  # fmt: skip
-    return Picture(panels, STEPS, IQM, shows=SMOOTHED), checks
+    """Keys: factors of E, N and K."""
+    arms = Games(d, cells, lambda key: f"E {key[0] * d.p.base['update_epochs']}, {size(d.p, *key[1:])}")
+    epochs, c = (1, *d.p.factors), d.p.factor
+    label = lambda key: f"E × {key[0]}"  # noqa: E731
+    panels = {size(d.p, *nk): arms.iqm_curves([(e, *nk) for e in epochs], label) for nk in d.p.reuse}
+    arms.effect(FINAL, (1, 1, 1), (epochs[-1], 1, 1), above=0.0)
+    arms.effect(FINAL, (epochs[-1], c, 1), (epochs[-1], 1, 1), above=0.0)
+    arms.effect(FINAL, (epochs[1], c, 1), (1, 1, 1), above=-LITTLE)
+    return Picture(panels, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
-def metric_panels(
-    d: Data, cells: Cells, names: dict[Any, str], metrics: Sequence[str], games: Sequence[str]
-) -> Picture:
-    """Draws measurements over time, a panel for each and, of several games, for each game, side by side."""
+def show_many(d: Data, cells: Cells) -> Shown:
+    """The paper's way, minibatches that grow, decides; more minibatches of the same size are reported."""
+    words = {"larger": "minibatches that grow (the paper)", "more": "more minibatches of the same size"}
+    arms, factors = Games(d, cells, lambda key: f"N × {key[1]}, {words[key[0]]}"), d.p.many_factors
+    x = [f * d.p.base["num_envs"] for f in factors]
+    lines = [arms.iqm_points(label, x, [(how, f) for f in factors]) for how, label in words.items()]
+    for how, wanted in (("larger", {"above": 0.0}), ("more", {})):
+        for f in (factors[len(factors) // 2], factors[-1]):
+            arms.effect(FINAL, (how, f), ("larger", 1), **wanted)
+    return Picture({"": lines}, ENVS, f"final {IQM}", log_x=True, shows=SHOWS), arms.effects
+
+
+# The network and the policy
+
+
+def network_cells(p: Preset) -> Cells:
+    """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps."""
+    most = p.factors[-1]
+    found = {key: arm(p, **flags) for key, flags in sizes(p.base, (most,)).items()}
+    return found | {("control", most): arm(p, **by_n(p, most), minibatch_size=p.minibatch)}
+
+
+def metric_panels(arms: Arms, metrics: Sequence[str], games: Sequence[str]) -> Picture:
+    """Measurements over time, a panel for each and, of several games, for each game, side by side."""
     panels = {}
-    for metric, game in itertools.product(metrics, games):
-        lines = [Line(label, *d.curve(cells[key, game], metric)) for key, label in names.items()]
-        title = METRICS[metric] + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
-        panels[title] = [line for line in lines if len(line.x)]
-    shows = "Mean and 95 % interval over seeds, running mean over at most a thirtieth of the run"
-    shows = f"Shown: {', '.join(games)}. {shows}"
-    shows += ". As logged: each line on as many transitions as its updates have, at most 2,048"
+    for key, game in itertools.product(metrics, games):
+        found = [(k, arms.d.curve(runs[arms.d.p.games.index(game)], key)) for k, runs in arms.cells.items()]
+        title = key.partition("/")[2].replace("_", " ") + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
+        panels[title] = [Line(arms.label(k), x, y) for k, (x, y) in found if len(x)]
+    shows = f"Shown: {', '.join(games)}. {pictures.MEAN}, running mean over at most a thirtieth of the run. As logged: "
+    shows += "each line on as many transitions as its updates have, at most 2,048"
     columns = min(len(games), pictures.COLUMNS) if len(games) > 1 else pictures.COLUMNS
     return Picture(panels, STEPS, "", shows=shows, own_y=True, columns=columns)
 
 
-def moved(d: Data, cells: Cells, metric: str, way: str, what: str, key: Any) -> Check:
-    """Checks that a measurement is higher, or lower, than the base's."""
-    return compared(d, cells, metric, what, key, (1, 1), **({"above": 0.0} if way == "higher" else {"below": 0.0}))
-
-
-def compared(d: Data, cells: Cells, metric: str, what: str, one: Any, other: Any, **wanted: float) -> Check:
-    name = f"log10 of {METRICS[metric]}" if metric in FACTORS else METRICS[metric]
-    values = (measured(d, cells, key, metric) for key in (one, other))
-    return scores.higher(f"{name}, {what}, mean over games", *values, **wanted)
-
-
-def moved_by_envs(d: Data, cells: Cells, metrics: dict[str, str]) -> list[Check]:
-    """Checks that more environments move measurements as claimed in both ways of having them: the paper's, whose
-    minibatches grow, so that gradient steps get fewer, and the control, which has as many of them as the base. What
-    only the first does, or both in opposite directions, is not due to the environments. Longer rollouts are reported.
-    """
+def show_measured(d: Data, cells: Cells, claimed: dict[str, str], games: slice) -> Shown:
+    """That more environments move measurements as claimed in both ways of having them: the paper's, whose minibatches
+    grow, so that gradient steps get fewer, and the control, which has as many of them as the base. What only the first
+    does, or both in opposite directions, is not due to the environments. Longer rollouts are reported."""
     most = d.p.factors[-1]
-    ways = {
-        f"N × {most} less the base": (most, 1),
-        f"N × {most} with the base's minibatches less it": ("control", most),
-    }
-    checks = [moved(d, cells, m, way, what, key) for m, way in metrics.items() for what, key in ways.items()]
-    return checks + [compared(d, cells, m, f"K × {most} less the base", (1, most), (1, 1)) for m in metrics]
+    same = f", minibatches of {d.p.minibatch}"
+    label = lambda key: size(d.p, most) + same if key[0] == "control" else size(d.p, *key)  # noqa: E731
+    arms = Games(d, cells, label)
+    for metric, way in claimed.items():
+        arms.moved(metric, way, (most, 1))
+        arms.moved(metric, way, ("control", most))
+        arms.moved(metric, None, (1, most))
+    keys = [f"plasticity/{metric}" for metric in claimed]
+    return metric_panels(arms, [*[RETURN] * (claimed is NETWORK), *keys], d.p.games[games]), arms.effects
 
 
-def network_lines(p: Preset) -> dict[Any, str]:
-    """Labels the base, more environments, longer rollouts, and more environments without fewer gradient steps."""
-    most = p.factors[-1]
-    names = {key: size(p, *key) for key in ((1, 1), (most, 1), (1, most))}
-    return names | {("control", most): f"{size(p, most)}, minibatches of {minibatch(p)}"}
+def show_pqn(d: Data, cells: Cells, games: slice) -> Shown:
+    """That the return changes little, where PQN learns at all; how the measurements move is reported."""
+    arms, c = Games(d, cells, lambda key: size(d.p, *key, script="pqn")), d.p.factor
+    arms.effect(FINAL, (1, 1), above=LITTLE, premise=True)
+    arms.same(FINAL, (c, 1), (1, 1), LITTLE)
+    for metric in NETWORK:
+        arms.moved(metric, None, (c, 1))
+    keys = [RETURN, *(f"plasticity/{metric}" for metric in NETWORK)]
+    return metric_panels(arms, keys, d.p.games[games]), arms.effects
 
 
-def of_network(name: str, **how: Any) -> Any:
-    """Returns a decorator for figure 3, which shows one game, and figure 10, the same of the others."""
-    return figure(
-        name,
-        claim=(
-            "More environments go with a higher feature rank, fewer dormant neurons, a smaller weight norm and a "
-            "lower gradient kurtosis."
-        ),
-        cells=network_cells,
-        **how,
-    )
-
-
-@of_network("B3", title="Network and gradient", games=slice(1))
-@of_network("B10", title="Network and gradient in the other games", games=slice(1, None), repeats="B3")
-def show_network(d: Data, cells: Cells, games: slice) -> Shown:
-    picture = metric_panels(d, cells, network_lines(d.p), [d.p.performance, *NETWORK], d.p.games[games])
-    return picture, moved_by_envs(d, cells, NETWORK)
-
-
-@figure(
-    "B4",
-    title="Policy variance and effective sample size",
-    claim="More environments go with a lower policy variance and a higher effective sample size.",
-    cells=network_cells,
-)
-def show_policy(d: Data, cells: Cells) -> Shown:
-    picture = metric_panels(d, cells, network_lines(d.p), list(POLICY), d.p.games[:1])
-    return picture, moved_by_envs(d, cells, POLICY)
-
-
-@figure(
-    "B5",
-    title="Shared and separate encoders",
-    claim="With encoders of their own, actor and critic gain more from more environments.",
-    cells=encoder_cells,
-)
 def show_encoders(d: Data, cells: Cells) -> Shown:
     c = d.p.factor
-    words = {True: "shared", False: "separate"}
-    names = {(s, f): f"{words[s]} encoder, {size(d.p, f)}" for s in words for f in (1, c)}
-
-    def gain(separate: Any, separate_base: Any, shared: Any, shared_base: Any) -> float:
-        iqm = scores.aggregate
-        return (iqm(separate) - iqm(separate_base)) - (iqm(shared) - iqm(shared_base))
-
+    arms = Games(d, cells, lambda key: f"{'shared' if key[0] else 'separate'} encoder, {size(d.p, key[1])}")
+    of = [arms.samples(FINAL, key) for key in ((False, c), (False, 1), (True, c), (True, 1))]
+    gain = lambda a, b, x, y: (iqm(a) - iqm(b)) - (iqm(x) - iqm(y))  # noqa: E731
     what = f"gain in the final score by N × {c}, separate less shared encoders"
-    order = ((False, c), (False, 1), (True, c), (True, 1))
-    matrices = (final(d, cells, key) for key in order)
     how = "of interquartile means: (first less second) less (third less fourth)"
-    check = scores.contrast(what, gain, *matrices, how=how, above=0.0)
-    return iqm_curves(d, cells, names), [check]
+    arms.effects.append(contrast(what, how, gain, *of, above=0.0))
+    return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
-def of_pqn(name: str, **how: Any) -> Any:
-    """Returns a decorator for figure 6, which shows one game, and figure 13, the same of the others."""
-    claim = "More environments do little for PQN's return, and move some of the measurements as they move PPO's."
-    return figure(name, claim=claim, cells=pqn_cells, **how)
+# The learning rate and the discount factor
 
 
-@of_pqn("B6", title="PQN", games=slice(1))
-@of_pqn("B13", title="PQN in the other games", games=slice(1, None), repeats="B6")
-def show_pqn(d: Data, cells: Cells, games: slice) -> Shown:
-    """Checks that the return changes little, and that two or more of four measurements move as PPO's do and none the
-    other way: one often moves by chance, and the paper tells of improvements only."""
-    c = d.p.factor
-    names = {key: size(d.p, *key, script="pqn") for key in keys(cells)}
-    envs, base = final(d, cells, (c, 1)), final(d, cells, (1, 1))
-    what = f"N × {c} less the base"
-    moves = [moved(d, cells, metric, way, what, (c, 1))._replace(some=2) for metric, way in NETWORK.items()]
-    checks = [
-        scores.learned("final score, the base", base, LITTLE),
-        scores.better(f"final score, {what}", envs, base, below=LITTLE),
-        scores.better(f"final score, {what}", envs, base, above=-LITTLE),
-        *moves,
-    ]
-    return metric_panels(d, cells, names, [d.p.performance, *NETWORK], d.p.games[games]), checks
-
-
-@figure(
-    "B11",
-    title="Learning rate for more environments",
-    claim=(
-        "With more environments the same learning rate is about best; scaling it with N or with its root is no better."
-    ),
-    cells=rate_cells,
-)
 def show_rates(d: Data, cells: Cells) -> Shown:
-    c = d.p.factor
-    rate = d.p.base["learning_rate"]
-    names = {(n, r): f"{size(d.p, n)}, --learning-rate {rate * r:g}" for n, r in keys(cells)}
-    same = final(d, cells, (c, 1))
-    checks = [scores.learned(f"final score at N × {c}, the same learning rate", same, LITTLE)]
-    checks += [
-        scores.better(
-            f"final score at N × {c}, learning rate × {r:g} less the same", final(d, cells, (c, r)), same, below=LITTLE
-        )
-        for r in (c**0.5, c)
-    ]
-    return iqm_curves(d, cells, names), checks
+    arms, c = Games(d, cells, lambda key: f"{size(d.p, key[0])}, learning rate × {key[1]:g}"), d.p.factor
+    arms.effect(FINAL, (c, 1), above=LITTLE, premise=True)
+    for r in (c**0.5, c):
+        arms.effect(FINAL, (c, r), (c, 1), below=LITTLE)
+    return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
-@figure(
-    "B12",
-    title="Discount factor",
-    claim="The gain from more environments is there for other discount factors, too.",
-    cells=gamma_cells,
-)
 def show_gammas(d: Data, cells: Cells) -> Shown:
     """Supposes the gain at the base's discount factor, which is figure 1b's matter."""
-    c = d.p.factor
-    lines = [iqm_points(d, cells, size(d.p, f), d.p.gammas, [(g, f) for g in d.p.gammas]) for f in (1, c)]
-    checks = [
-        scores.better(f"final score at γ {g}, N × {c} less the base N", many, few, above=0.0)._replace(
-            premise=g == d.p.base["gamma"]
-        )
-        for g in d.p.gammas
-        for many, few in [(final(d, cells, (g, c)), final(d, cells, (g, 1)))]
-    ]
-    return Picture({"": lines}, "discount factor (--gamma)", f"final {IQM}", shows=SHOWS), checks
+    arms = Games(d, cells, lambda key: f"γ {key[0]}, {size(d.p, key[1])}")
+    lines = [arms.iqm_points(size(d.p, f), d.p.gammas, [(g, f) for g in d.p.gammas]) for f in (1, d.p.factor)]
+    for g in d.p.gammas:
+        arms.effect(FINAL, (g, d.p.factor), (g, 1), above=0.0, premise=g == d.p.base["gamma"])
+    return Picture({"": lines}, "discount factor (--gamma)", f"final {IQM}", shows=SHOWS), arms.effects
 
 
-@figure(
-    "BN",
-    title="Performance against the number of environments",
-    claim="At a fixed number of environment steps, the performance rises with the number of environments.",
-    cells=many_cells,
-)
-def show_many(d: Data, cells: Cells) -> Shown:
-    """Plots performance against N at a fixed count of environment steps."""
-    factors = d.p.many_factors
-    x = [f * d.p.base["num_envs"] for f in factors]
-    words = {
-        "larger": f"{d.p.base['num_minibatches']} minibatches, which grow (the paper)",
-        "more": "more minibatches of the same size",
-    }
-    lines = [iqm_points(d, cells, label, x, [(how, f) for f in factors]) for how, label in words.items()]
-    base, half, most = final(d, cells, ("larger", 1)), factors[len(factors) // 2], factors[-1]
-    checks = [  # the paper's way decides
-        scores.better(f"final score, N × {f}, {how} minibatches, less the base", final(d, cells, (how, f)), base, above)
-        for how, above in (("larger", 0.0), ("more", None))
-        for f in (half, most)
-    ]
-    return Picture({"": lines}, ENVS, f"final {IQM}", log_x=True, shows=SHOWS), checks
+# What is visited
 
 
-@figure(
-    "B2",
-    title="Visited observations",
-    claim="More environments visit more of the observations, longer rollouts do not so much.",
-    cells=more_data_cells,
-)
 def show_visited(d: Data, cells: Cells) -> Shown:
-    """Shows which observations different N and K lead to, all in one plane."""
-    game, most = d.p.games[0], d.p.factors[-1]
-    shown = ((1, 1), (1, most), (most, 1))
-    found = visited.coverage(d, cells, d.p.games)
-    panels = {}
-    for key in shown:
-        points, share = found.points.get((key, game)), found.shares.get((key, game))
-        if points is not None:
-            title = f"{size(d.p, *key)}: a seed covers {100 * share.mean():.1f} %"
+    """The first game's map; shares of all games are compared."""
+    arms, most = Games(d, cells, lambda key: size(d.p, *key)), d.p.factors[-1]
+    found, panels = visited.coverage(d, cells), {}
+    for key in ((1, 1), (1, most), (most, 1)):
+        if (points := found.points.get((key, 0))) is not None:
+            title = f"{arms.label(key)}: a seed covers {100 * found.shares[key, 0].mean():.1f} %"
             panels[title] = [Line("visited", points[:, 0], points[:, 1:], "dots")]
-    shows = f"Shown: {game}, all seeds, {found.how}"
-    picture = Picture(panels or {"": []}, "first axis", "second axis", shows=shows)
-    return picture, coverage_checks(d, cells, found)
+    of = lambda key: [found.shares.get((key, i), np.full(1, np.nan)) for i in range(len(d.p.games))]  # noqa: E731
+    shares = {key: matrix(of(key)) for key in cells}
+    for other in ((1, 1), (1, most)):
+        what = f"coverage, {arms.label((most, 1))} less {arms.label(other)}"
+        arms.effects.append(mean_over_games(what, shares[most, 1], shares[other], above=0.0))
+    shows = f"Shown: {d.p.games[0]}, all seeds, {found.how}"
+    return Picture(panels or {"": []}, "first axis", "second axis", shows=shows), arms.effects
 
 
-@figure(
-    "B9",
-    title="Coverage of the observations",
-    claim="The more environments, the more of the observations are visited.",
-    cells=more_data_cells,
-    repeats="B2",
-)
-def show_coverage(d: Data, cells: Cells) -> Shown:
-    """Plots the share of visited cells against N and K."""
-    found = visited.coverage(d, cells, d.p.games)
-    factors = (1, *d.p.factors)
-    panels = {}
-    for game in d.p.games:
-        lines = []
-        for label, order in (("N × factor", [(f, 1) for f in factors]), ("K × factor", [(1, f) for f in factors])):
-            y = [found.shares.get((key, game)) for key in order]
-            if all(share is not None for share in y):
-                lines.append(Line(label, np.array(factors, np.float64), np.array(y), "points"))
-        panels[game] = lines
-    shows = f"Mean and 95 % interval over seeds, {found.how}"
-    picture = Picture(panels, "factor", "share of cells visited", log_x=True, shows=shows)
-    return picture, coverage_checks(d, cells, found)
+def second_half(d: Data, run: Cell) -> np.ndarray:
+    """The score over all episodes of the second half of a run -> [seeds]"""
+    if not d.finished(run):
+        return np.full(1, np.nan)
+    key, half, (low, high) = "charts/num_episodes", run.num_updates / 2, d.scale(run)
+    lines = [line for line in d.lines(run) if line["update"] > half and key in line]
+    count, mean = (np.array([line[k] for line in lines], np.float64) for k in (key, d.p.performance))
+    with np.errstate(invalid="ignore"):
+        score = (np.where(count > 0, count * mean, 0.0).sum(0) / count.sum(0) - low) / (high - low)
+    return np.where(d.diverged(run), 0.0, score)
 
 
-def coverage_checks(d: Data, cells: Cells, found: visited.Coverage) -> list[Check]:
-    most = d.p.factors[-1]
-    envs, steps, base = (
-        matrix([found.shares.get((key, game), np.full(1, np.nan)) for game in d.p.games])
-        for key in ((most, 1), (1, most), (1, 1))
-    )
-    return [
-        scores.higher(f"coverage, N × {most} less the base, mean over games", envs, base, above=0.0),
-        scores.higher(f"coverage, N × {most} less K × {most}, mean over games", envs, steps, above=0.0),
-    ]
+def show_exploration(d: Data, cells: Cells) -> Shown:
+    """PPO without RND is drawn beside it."""
+    arms = Games(d, cells, lambda key: f"{key[0]}.py, {size(d.p, key[1])}")
+    for small, more in itertools.pairwise(d.p.many_factors):
+        arms.effect(second_half, ("ppo_rnd", more), ("ppo_rnd", small), "score of the second half", above=0.0)
+    panels = {f"{script}.py": arms.iqm_curves([k for k in cells if k[0] == script]) for script in ("ppo", "ppo_rnd")}
+    return Picture(panels, STEPS, IQM, shows=SMOOTHED), arms.effects
+
+
+# The figures
+
+
+def flat_cells(p: Preset) -> Cells:
+    return {"base": arm(p), "flat": arm(p, num_envs=p.flat[0], num_steps=p.flat[1])}
+
+
+def reuse_cells(p: Preset) -> Cells:
+    """By factors of E, N and K."""
+    changed, epochs = sizes(p.base, (p.factor,)), p.base["update_epochs"]
+    return {(e, *nk): arm(p, update_epochs=e * epochs, **changed[nk]) for e in (1, *p.factors) for nk in p.reuse}
+
+
+def many_cells(p: Preset) -> Cells:
+    """By how minibatches scale with N, and the factor of N."""
+    larger = {("larger", f): arm(p, **by_n(p, f)) for f in p.many_factors}
+    more = {("more", f): arm(p, **by_n(p, f), minibatch_size=p.minibatch) for f in p.many_factors if f > 1}
+    return larger | {("more", 1): larger["larger", 1]} | more
+
+
+def pqn_cells(p: Preset) -> Cells:
+    return {key: arm(p, "pqn", **flags) for key, flags in sizes(p.other, (p.factor,)).items()}
+
+
+def encoder_cells(p: Preset) -> Cells:
+    varied = itertools.product((True, False), (1, p.factor))
+    return {(shared, f): arm(p, shared_encoder=shared, **by_n(p, f)) for shared, f in varied}
+
+
+def rate_cells(p: Preset) -> Cells:
+    rate, c = p.base["learning_rate"], p.factor
+    return {(n, r): arm(p, **by_n(p, n), learning_rate=rate * r) for n, r in ((1, 1), (c, 1), (c, c**0.5), (c, c))}
+
+
+def gamma_cells(p: Preset) -> Cells:
+    return {(g, f): arm(p, gamma=g, **by_n(p, f)) for g in p.gammas for f in (1, p.factor)}
+
+
+def exploration_cells(p: Preset) -> Cells:
+    return {(script, f): arm(p, script, **by_n(p, f)) for script in ("ppo", "ppo_rnd") for f in p.many_factors}
+
+
+BOTH = "more environments and longer rollouts both help, more environments more."
+BETTER = "More environments go with a higher feature rank, fewer dormant neurons, a smaller norm, a lower kurtosis."
+LITTLE_IN_PQN = "More environments do little for PQN's return."
+COVER = "More environments visit more of the observations, longer rollouts do not so much."
+ROBOT_PRESETS = {"gpu": ROBOT, "paper": replace(ROBOT, about=f"{ROBOT.about}, as 100M", total_timesteps=10**8)}
+# fmt: off
+FIGURES = {
+    "B1a": Figure("N against K, the same data per update", PRESETS, flat_cells, show_same_data,
+        "With as many transitions per update, more environments are better than longer rollouts."),
+    "B1b": Figure("N, K", PRESETS, more_data_cells, show_more_data, BOTH.capitalize()),
+    "B1c": Figure("E, N, K", PRESETS, reuse_cells, show_reuse, "More epochs hurt; more environments make up for it."),
+    "B2": Figure("N, K: visited observations", LARGE, more_data_cells, show_visited, COVER),
+    "B3": Figure("N: network and gradient", PRESETS, network_cells,
+        partial(show_measured, claimed=NETWORK, games=slice(1)), BETTER),
+    "B4": Figure("N: policy variance, effective sample size", PRESETS, network_cells,
+        partial(show_measured, claimed=POLICY, games=slice(1)),
+        "More environments go with a lower policy variance and a higher effective sample size."),
+    "B5": Figure("N, shared or separate encoders", PRESETS, encoder_cells, show_encoders,
+        "With encoders of their own, actor and critic gain more from more environments."),
+    "B6": Figure("N, K in PQN", LARGE, pqn_cells, partial(show_pqn, games=slice(1)), LITTLE_IN_PQN),
+    "B7": Figure("N, K on another suite", OTHERS, more_data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
+    "B8": Figure("N, K in control of robots", ROBOT_PRESETS, more_data_cells, show_more_data, f"There, too, {BOTH}"),
+    "B9": Figure("N, K: coverage of the observations", LARGE, more_data_cells, show_visited, COVER, "B2"),
+    "B10": Figure("N: network and gradient in the other games", LARGE, network_cells,
+        partial(show_measured, claimed=NETWORK, games=slice(1, None)), BETTER, "B3"),
+    "B11": Figure("Learning rate for more N", PRESETS, rate_cells, show_rates,
+        "With more environments the same learning rate is about best; scaling it with N or its root is no better."),
+    "B12": Figure("γ, N", LARGE, gamma_cells, show_gammas,
+        "The gain from more environments is there for other discount factors, too."),
+    "B13": Figure("N, K in PQN, the other games", LARGE, pqn_cells, partial(show_pqn, games=slice(1, None)),
+        LITTLE_IN_PQN, "B6"),
+    "B16": Figure("N in PPO with random network distillation, hard exploration", EXPLORATION, exploration_cells,
+        show_exploration, "In hard exploration with random network distillation, too, more environments help."),
+    "BN": Figure("N, minibatches that grow or stay", PRESETS, many_cells, show_many,
+        "At a fixed number of environment steps, the performance rises with the number of environments."),
+}
+# fmt: on

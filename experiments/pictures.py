@@ -35,12 +35,12 @@ class Picture(NamedTuple):
     y_label: str
     log_x: bool = False
     log_y: bool = False
+    from_0: bool = False  # the y axis
     y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
     own_y: bool = False  # each panel has its own y axis, named by its title
     shows: str = f"{MEAN}, running mean over at most a thirtieth of the run"
     columns: int = COLUMNS
-    palette: Sequence[str] = ()  # labels that take the first colours, drawn or not: the same in pictures to be compared
 
 
 class HeatMap(NamedTuple):
@@ -62,13 +62,14 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
 
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     with matplotlib.rc_context(style):
-        rows, columns = _grid(what)
+        panels, columns = (len(what.panels), what.columns) if isinstance(what, Picture) else (1, 1)
+        columns = 2 if (panels, columns) == (4, COLUMNS) else min(panels, columns)
         width = 8.2 if columns == 1 else 3.6 * columns  # of one panel, 3 are for the legend at its right
         text = textwrap.fill(caption, int(width * 14))
-        height = 4.6 if rows == columns == 1 else 2.0 + 2.9 * rows
+        height = 4.6 if panels == 1 else 2.0 + 2.9 * -(-panels // columns)
         figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
         if isinstance(what, Picture):
-            _draw_panels(figure, what)
+            _draw_panels(figure, what, columns)
         else:
             _draw_heat_map(figure, what)
         figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
@@ -76,43 +77,29 @@ def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> 
         figure.savefig(out, dpi=110)
 
 
-def _grid(what: Picture | HeatMap) -> tuple[int, int]:
-    """Rows and columns of panels: of four, two of each."""
-    panels, columns = (len(what.panels), what.columns) if isinstance(what, Picture) else (1, 1)
-    columns = 2 if (panels, columns) == (4, COLUMNS) else columns
-    return -(-panels // columns), min(panels, columns)
-
-
 def described(what: Picture | HeatMap) -> str:
     """What its lines show."""
     lines = [line for lines in what.panels.values() for line in lines] if isinstance(what, Picture) else []
     curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
     few = curves and all(line.y.shape[1] <= FEW for line in curves)
-    on_log = isinstance(what, Picture) and what.log_y
-    mean = "Geometric " + MEAN.lower() if on_log else MEAN
+    mean = "Geometric " + MEAN.lower() if isinstance(what, Picture) and what.log_y else MEAN
     return what.shows.replace(MEAN, MEDIAN if few else mean)
 
 
-def _draw_panels(figure: Any, picture: Picture) -> None:
+def _draw_panels(figure: Any, picture: Picture, columns: int) -> None:
     from matplotlib.ticker import EngFormatter, NullLocator
 
-    labels = list(dict.fromkeys(line.label for lines in picture.panels.values() for line in lines))
-    colours = plots.colours(list(dict.fromkeys([*picture.palette, *(x for x in labels if not _is_theory(picture, x))])))
-    first = None
-    rows, columns = _grid(picture)
-    heights = [0.25 + 0.25 * _legend_rows(labels, columns)] * (columns > 1 < len(labels))  # none for one kind of line
-    cells = figure.add_gridspec(len(heights) + rows, columns, height_ratios=[*heights, *[2.9] * rows])
+    every = [line for lines in picture.panels.values() for line in lines]
+    colours = plots.colours(list(dict.fromkeys(line.label for line in every if line.kind != "theory")))
+    axes = None
     for index, (title, lines) in enumerate(picture.panels.items()):
-        place = cells[len(heights) + index // columns, index % columns]
-        axes = figure.add_subplot(place, sharey=None if picture.own_y else first, sharex=first)
-        first = first or axes
-        for line in _side_by_side(lines, picture.log_x):
+        shared = {"sharex": axes, "sharey": None if picture.own_y else axes}
+        axes = figure.add_subplot(-(-len(picture.panels) // columns), columns, index + 1, **shared)
+        for line in lines:
             _draw_line(axes, line, colours.get(line.label, "black"), picture.log_y)
         axes.set_title(textwrap.fill(title, 34), fontsize=11)
-        if index + columns >= len(picture.panels):  # with nothing below it
-            axes.set_xlabel(picture.x_label)
-        if index % columns == 0:
-            axes.set_ylabel(picture.y_label)
+        axes.set_xlabel(picture.x_label if index + columns >= len(picture.panels) else "")
+        axes.set_ylabel(picture.y_label if index % columns == 0 else "")
         # With nothing to draw yet, a logarithmic axis has no limits.
         logarithmic = picture.log_x and any(np.any(line.x > 0) for line in lines)
         if logarithmic:
@@ -125,60 +112,27 @@ def _draw_panels(figure: Any, picture: Picture) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if picture.log_y:
             axes.set_yscale("log")
-            axes.set_ylim(bottom=max(axes.get_ylim()[0], _least(lines)))
-        if picture.y_limits and np.isfinite(picture.y_limits).all():
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST))
+        if picture.from_0:
+            axes.set_ylim(bottom=0)
+        if picture.y_limits:
             axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
             axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")
         axes.grid(linewidth=0.5, alpha=0.35)
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
-    if columns == 1:
-        figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize=10)
-    elif heights:
-        axes = figure.add_subplot(cells[0, :])
-        axes.axis("off")
-        across = -(-len(named) // _legend_rows(list(named), columns))
-        axes.legend(named.values(), named.keys(), loc="center", ncols=max(1, across), frameon=False, fontsize=10)
-
-
-def _least(lines: Sequence[Line]) -> float:
-    """Where a logarithmic axis of curves begins: a tenth of the least that one begins with, ends with or has for half
-    of the time. A run that collapsed, to 10^-16 say, is not to stretch it."""
-    medians = [np.nanmedian(line.y, 1) for line in lines if line.kind == "curve" and line.y.size]
-    typical = np.array([x for y in medians for x in (y[0], y[-1], np.nanmedian(y))])
-    return max(SMALLEST, 0.1 * min(typical[typical > SMALLEST], default=0.0))
-
-
-def _legend_rows(labels: Sequence[str], columns: int) -> int:
-    """In how many rows the legend fits above so many panels: a letter of it is a thirteenth of an inch wide."""
-    across = max(1, int(3.6 * columns / (0.7 + max(map(len, labels), default=1) / 13)))
-    return max(1, -(-len(labels) // across))
-
-
-def _side_by_side(lines: Sequence[Line], log_x: bool) -> list[Line]:
-    """Lines of points, moved a little to the left or right so that their intervals do not hide each other."""
-    points = [line for line in lines if line.kind.endswith("points") and line.y.shape[1] > 1]
-    every = np.concatenate([line.x for line in points]) if points else np.empty(0)
-    every = np.log(every[every > 0]) if log_x else every
-    width = 0.01 * np.ptp(every) if len(every) else 0.0
-    by = {id(line): (i - (len(points) - 1) / 2) * width for i, line in enumerate(points)}
-    move = lambda line, by: line._replace(x=line.x * np.exp(by) if log_x else line.x + by)  # noqa: E731
-    return [move(line, by[id(line)]) if id(line) in by else line for line in lines]
-
-
-def _is_theory(picture: Picture, label: str) -> bool:
-    return all(line.kind == "theory" for lines in picture.panels.values() for line in lines if line.label == label)
+    if columns == 1 or len(named) > 1:
+        place = {"loc": "outside right center"} if columns == 1 else {"loc": "outside upper center", "ncols": columns}
+        figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, **place)
 
 
 def middle(line: Line, log_y: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over seeds with its 95 % interval, the geometric one on a logarithmic axis. -> mean, low, high, [T] each."""
     if line.kind.startswith("interval"):
-        mean, low, high = line.y.T
-        return mean, low, high
+        return tuple(line.y.T)
     mean, width = mean_and_ci(np.log10(np.maximum(line.y, SMALLEST)) if log_y else line.y)
-    mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
-    return mean, low, high
+    return tuple(10**x if log_y else x for x in (mean, mean - width, mean + width))
 
 
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
@@ -193,13 +147,11 @@ def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     mean, low, high = middle(line, log_y)
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
-        return
-    if line.kind.endswith("points"):
+    elif line.kind.endswith("points"):
         width = np.maximum([mean - low, high - mean], 0) if line.y.shape[1] > 1 else None
         axes.errorbar(line.x, mean, width, color=colour, linewidth=1.7, marker="o", capsize=3, label=line.label)
-        return
-    axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label)
-    if line.y.shape[1] > 1:
+    else:
+        axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label)
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
@@ -212,14 +164,6 @@ def _draw_heat_map(figure: Any, what: HeatMap) -> None:
     axes.set_ylabel(what.y_label)
     half = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
     for (row, column), value in np.ndenumerate(what.values):
-        colour = "white" if value < half else "black"
-        axes.text(
-            column,
-            row,
-            f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}",
-            ha="center",
-            va="center",
-            color=colour,
-            fontsize=10,
-        )
+        text, colour = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}", "white" if value < half else "black"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=10)
     figure.colorbar(image, label=what.value_label)

@@ -1,44 +1,34 @@
 """How results are written: what made them, and numbers with few digits."""
 
-import datetime
 import json
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report import git
-from common.run import devices, folder
+from common.run import folder
 
 RULES = "experiments/PREREGISTERED.md"
 
 
-def facts(module: str, *headings: str) -> dict[str, Any]:
-    """How a result was made. module: as in `python -m`; headings: of its rules in RULES."""
-    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
-    where = {"machine": devices.machine(), "git_commit": git("rev-parse", "HEAD")}
-    return {"command": command, "date": f"{datetime.date.today()}"} | where | committed(*headings)
+def committed(heading: str) -> list[str]:
+    """The commits that wrote or changed this section of RULES, the oldest first."""
 
-
-def committed(*headings: str, until: str = "HEAD") -> dict[str, Any]:
-    """The commits that wrote or changed these sections of RULES, the oldest first."""
-
-    def sections(commit: str) -> list[list[str]]:
+    def section(commit: str) -> list[str]:
         parts = [f"## {part}" for part in git("show", f"{commit}:{RULES}").split("\n## ")]
-        return [next((part.split() for part in parts if part.startswith(heading)), []) for heading in headings]
+        return next((part.split() for part in parts if part.startswith(heading)), [])
 
-    found: dict[str, list[str]] = {heading: [] for heading in headings}
-    for commit in git("log", "--reverse", "--no-merges", "--format=%H", until, "--", RULES).split():
-        for heading, old, new in zip(headings, sections(f"{commit}^"), sections(commit), strict=True):
-            found[heading] += [commit] * (old != new)
-    return {"rules were committed in": found}
+    commits = git("log", "--reverse", "--no-merges", "--format=%H", "HEAD", "--", RULES).split()
+    return [commit for commit in commits if section(f"{commit}^") != section(commit)]
 
 
 def write(out: Path, value: dict[str, Any]) -> None:
-    folder.write_atomically(out, compact(json.dumps(rounded(value), indent=1)) + "\n")
+    """Writes JSON, with each list of numbers on one line."""
+    text = json.dumps(rounded(value), indent=1)
+    text = re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
+    folder.write_atomically(out, text + "\n")
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
@@ -53,8 +43,3 @@ def rounded(value: Any, digits: int = 4) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if np.isfinite(value) else None
     return value
-
-
-def compact(text: str) -> str:
-    """Puts each list of numbers in indented JSON on one line."""
-    return re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)

@@ -17,32 +17,33 @@ import numpy as np
 from common import arrays, envs, metrics
 from common.run.arguments import UsageError, read_record, typed
 from common.run.checkpoints import checkpoint_updates, restore_newest
+from common.run.folder import write_atomically
 from experiments.data import Data
 from experiments.grid import Cell
-from experiments.paper_b_runs import CHECKPOINTS
 
+CHECKPOINTS = 8  # of each run, evenly spread; the last is its end
 MEASURED = 2048  # transitions per seed that are collected with a policy; the measurements are made on them
 SHOWN = 512  # observations per seed on the map, equally many from each policy
 GRID = 32  # cells along each axis
 
 
 class Coverage(NamedTuple):
-    points: dict[Any, np.ndarray]  # by (what varies, game): [seeds * SHOWN, 2]
+    points: dict[Any, np.ndarray]  # by (what varies, number of the game): [seeds * SHOWN, 2]
     shares: dict[Any, np.ndarray]  # visited share of all cells: [seeds]
     how: str
 
 
-def coverage(d: Data, cells: dict[Any, Cell], games: Sequence[str]) -> Coverage:
+def coverage(d: Data, cells: dict[Any, tuple[Cell, ...]]) -> Coverage:
     """Maps all runs of a game into one plane, cut into one grid."""
     umap = importlib.util.find_spec("umap") is not None
     points, shares = {}, {}
-    for game in games:
-        runs = {key: run for key, run in cells.items() if key[1] == game and d.diverged(run) is not None}
+    for game in range(len(next(iter(cells.values())))):
+        runs = {key: arm[game] for key, arm in cells.items() if d.finished(arm[game])}
         planes = together(d.folder, tuple(dict.fromkeys(runs.values())), umap) if runs else {}
         for key, run in runs.items():
             plane, cell = planes[run.name]
-            points[key] = plane.reshape(-1, 2)
-            shares[key] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
+            points[key, game] = plane.reshape(-1, 2)
+            shares[key, game] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
     method = "UMAP" if umap else "principal components in place of UMAP, which is not installed"
     return Coverage(points, shares, f"by {method} of {SHOWN} observations of each seed from all of its training")
 
@@ -88,7 +89,8 @@ def observations(folder: Path, run: Cell) -> np.ndarray:
             obs = jax.vmap(arrays.unpack)(batch.obs) if policies.axis else arrays.unpack(batch.obs)[None]
             seen.append(np.asarray(obs[:, : SHOWN // CHECKPOINTS]))
         found = np.concatenate(seen, axis=1)
-        write(file, lambda file: np.save(file, found.reshape(*found.shape[:2], -1)))
+        np.save(part := file.with_suffix(".part.npy"), found.reshape(*found.shape[:2], -1))
+        part.replace(file)
     return np.load(file)
 
 
@@ -114,7 +116,7 @@ def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
         sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, policies.axis), sample.batch))
         values = jax.device_get(policies.measure(state.learner, sample))
         text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
-        write(file, lambda file: file.write(text.encode()))
+        write_atomically(file, text)
     return {key: np.array(values, np.float64) for key, values in json.loads(file.read_text()).items()}
 
 
@@ -155,10 +157,3 @@ class Policies:
         return state, sample._replace(
             batch=jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
         )
-
-
-def write(path: Path, fill: Any) -> None:
-    part = path.with_suffix(".part")
-    with open(part, "wb") as file:
-        fill(file)
-    part.replace(path)

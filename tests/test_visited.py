@@ -163,28 +163,25 @@ def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(runs)
     small = make("small", [[[0.5, 0.5], [0.51, 0.51], [0.5, 0.6]], [[0.5, 0.5]] * 3])
     large = make("large", [CORNERS, [[0.0, 0.0]] * 4])
     other = make("other", [[[0.0, 0.0], [100.0, 100.0], [200.0, 200.0]]])
-    cells = {("small", "A"): small, ("large", "A"): large, ("other", "B"): other}
-    found = visited.coverage(data, cells, ["A", "B"])
+    found = visited.coverage(data, {"small": (small, other), "large": (large, other)})
     assert {key: (share * 32**2).tolist() for key, share in found.shares.items()} == {
-        ("small", "A"): [2, 1], ("large", "A"): [4, 1], ("other", "B"): [3],
+        ("small", 0): [2, 1], ("large", 0): [4, 1], ("small", 1): [3], ("large", 1): [3],
     }  # fmt: skip
-    assert found.points["large", "A"].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
-    assert found.points["small", "A"].shape == (6, 2)
-    assert set(visited.coverage(data, cells, ["B"]).shares) == {("other", "B")}
+    assert found.points["large", 0].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
+    assert found.points["small", 0].shape == (6, 2)
 
 
 def test_coverage_is_that_of_the_finished_runs(runs):
     make, data = runs
-    cells = {("done", "A"): make("done", [CORNERS]), ("begun", "A"): make("begun", [[[9.0, 9.0]]], updates=3)}
-    cells["missing", "A"] = Cell("ppo", "missing", (), 4)
-    found = visited.coverage(data, cells, ["A", "B"])
-    assert set(found.shares) == set(found.points) == {("done", "A")} and found.shares["done", "A"] == 4 / 32**2
+    cells = {"done": (make("done", [CORNERS]),), "begun": (make("begun", [[[9.0, 9.0]]], updates=3),)}
+    found = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
+    assert set(found.shares) == set(found.points) == {("done", 0)} and found.shares["done", 0] == 4 / 32**2
 
 
 def test_observations_that_are_all_the_same_are_one_cell(runs):
     make, data = runs
-    found = visited.coverage(data, {("a", "A"): make("a", [[[3.0, 3.0]] * 5])}, ["A"])
-    assert found.shares["a", "A"].tolist() == [1 / 32**2]
+    found = visited.coverage(data, {"a": (make("a", [[[3.0, 3.0]] * 5]),)})
+    assert found.shares["a", 0].tolist() == [1 / 32**2]
 
 
 CLUSTERS = np.repeat(np.random.default_rng(0).integers(0, 2, (2, 50)), 30, axis=0).astype(np.float32)

@@ -1,0 +1,129 @@
+"""Effects: differences between arms with their 95 % intervals, and where a claim says that they lie."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from common.run.arguments import UsageError
+
+Outcome = Literal["holds", "does not hold", "open", "not applicable", "reported"]
+FEWEST = 3  # seeds: two would often agree by chance, and an interval without width would decide
+REPETITIONS = 2000  # of the bootstrap
+WELCH = "difference of means, Welch's 95 % interval"
+BOOTSTRAP = "95 % interval of a bootstrap that draws seeds anew within each game (rliable)"
+
+
+class Effect(NamedTuple):
+    """An estimate with its 95 % interval, and where the claim says that it lies."""
+
+    what: str
+    estimate: float
+    low: float
+    high: float
+    above: float | None = None  # the whole interval has to lie above this ...
+    below: float | None = None  # ... or below this; with neither, it is only reported
+    samples: tuple[Any, ...] = ()  # what is compared: arrays [seeds, ...] or a number
+    how: str = ""  # how estimate and interval come from the samples
+    premise: bool = False  # it is no part of the claim, but the claim supposes it
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the interval says: decided only if all of it is on one side."""
+        if self.above is None and self.below is None:
+            return "reported"
+        if not np.isfinite([self.low, self.high]).all():
+            return "open"
+        if self.above is not None:
+            return "holds" if self.low > self.above else "does not hold" if self.high < self.above else "open"
+        return "holds" if self.high < self.below else "does not hold" if self.low > self.below else "open"
+
+    def __str__(self) -> str:
+        interval = f"{self.low:.3g} to {self.high:.3g}" if np.isfinite(self.low) else "no interval"
+        value = f"{self.what}: {self.estimate:.3g} ({interval})"
+        if self.outcome == "reported":
+            return value
+        wanted = f"> {self.above:g}" if self.above is not None else f"< {self.below:g}"
+        return f"{value}, {'supposed' if self.premise else 'claimed'} {wanted}: {self.outcome}"
+
+
+def verdict(effects: Sequence[Effect]) -> Outcome:
+    """Combines effects: the claim holds if all of them do, and does not hold if one does not. If a premise does not
+    hold, the claim is not applicable; while one is open, so is the claim."""
+    premises = {effect.outcome for effect in effects if effect.premise}
+    outcomes = {effect.outcome for effect in effects if not effect.premise} - {"reported"}
+    if "does not hold" in premises:
+        return "not applicable"
+    if "open" in premises or not outcomes:
+        return "open"
+    return "does not hold" if "does not hold" in outcomes else "open" if "open" in outcomes else "holds"
+
+
+def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, **wanted: Any) -> Effect:
+    """The mean of a minus that of b, samples over seeds, with Welch's interval; b may be a constant."""
+    from scipy import stats
+
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    estimate = float(a.mean() - b.mean())
+    low = high = np.nan
+    if min(x.size for x in (a, b) if x.ndim) >= FEWEST:
+        if max(a.std(), b.std()) == 0:
+            low = high = estimate
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal values
+                test = stats.ttest_ind(a, b, equal_var=False) if b.ndim else stats.ttest_1samp(a - b, 0.0)
+            low, high = map(float, test.confidence_interval(0.95))
+    return Effect(what, estimate, low, high, samples=(a, b), how=WELCH, **wanted)
+
+
+def rliable() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from rliable import library
+    except ImportError:
+        raise UsageError("intervals over games need rliable; pip install -r requirements-figures.txt") from None
+    return library
+
+
+def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computes a statistic of one or more score matrices [seeds, games, ...] and its 95 % interval, by resampling seeds
+    within each game. -> estimate, low, high, of the statistic's shape. Not finite if a score is missing."""
+    estimate = np.atleast_1d(statistic(*scores))
+    if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < FEWEST:
+        return estimate, *np.full((2, *estimate.shape), np.nan)
+    before = np.random.get_state()
+    np.random.seed(0)  # rliable draws from the global generator, even if given a random_state
+    try:
+        _, interval = rliable().get_interval_estimates(
+            {"x": scores[0] if len(scores) == 1 else scores}, lambda *x: np.atleast_1d(statistic(*x)), reps=REPETITIONS
+        )
+    finally:
+        np.random.set_state(before)
+    return estimate, *interval["x"]
+
+
+def iqm(scores: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """The interquartile mean: without the lowest and the highest quarter."""
+    from scipy.stats import trim_mean
+
+    return trim_mean(scores, 0.25, axis=axis)
+
+
+def contrast(what: str, how: str, statistic: Callable[..., float], *scores: np.ndarray, **wanted: Any) -> Effect:
+    """A statistic of several score matrices [seeds, games]; `how` names it."""
+    found = (float(x[0]) for x in bootstrap(statistic, *scores))
+    return Effect(what, *found, samples=scores, how=f"{how}, {BOOTSTRAP}", **wanted)
+
+
+def over_games(what: str, a: np.ndarray, b: np.ndarray | None = None, statistic: Any = iqm, **wanted: Any) -> Effect:
+    """The interquartile mean of a minus that of b, matrices [seeds, games]; without b, that of a."""
+    how = "difference of interquartile means" if statistic is iqm else "difference of means"
+    less = (lambda x: statistic(x)) if b is None else (lambda x, y: statistic(x) - statistic(y))
+    return contrast(what, f"{how} over seeds and games", less, *([a] if b is None else [a, b]), **wanted)
+
+
+mean_over_games = partial(over_games, statistic=np.mean)  # for values without a common scale
