@@ -94,18 +94,18 @@ def prepare(checkout: Path | None) -> tuple[Path, Path]:
     sys.path.insert(0, str(ROOT))
     from benchmarks.compare import cache, make_rejax_python
 
-    folder = cache() / f"purejaxrl-{SHA256['ppo.py'][:8]}"
+    kept = cache() / f"purejaxrl-{SHA256['ppo.py'][:8]}"
     for name, sha256 in SHA256.items():
-        path = checkout / "purejaxrl" / name if checkout else folder / name
+        path = checkout / "purejaxrl" / name if checkout else kept / name
         try:
             content = path.read_bytes() if checkout or path.exists() else urllib.request.urlopen(URL + name).read()
         except OSError as error:
             raise SystemExit(f"{path}: {error}; give a checkout of PureJaxRL with --purejaxrl") from None
         if hashlib.sha256(content).hexdigest() != sha256:
             raise SystemExit(f"{path} is not {URL + name}")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return make_rejax_python(), folder
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / name).write_bytes(content)
+    return make_rejax_python(), kept
 
 
 def make_policy(run: Path, env_id: str) -> tuple[Any, Callable[..., Any]]:

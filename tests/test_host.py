@@ -359,7 +359,16 @@ def test_a_suite_that_is_not_installed_says_what_to_install(monkeypatch, kind):
 def test_a_script_learns_from_pixels(tmp_path):
     args = ppo.Args(
         **dict(SMALL, num_envs=8, num_steps=24, minibatch_size=48, hidden_sizes=(32,), num_eval_episodes=0),
-        **dict(env_id="gymnasium/counting:Pixels-v0", network="nature", shared_encoder=True, activation="relu"),
+        **dict(env_id="gymnasium/counting:Pixels-v0", network="nature", shared_encoder=True, layer_norm=False),
+        **dict(
+            learning_rate=1e-3,
+            anneal_lr=False,
+            update_epochs=4,
+            clip_vloss=True,
+            gamma=0.99,
+            gae_lambda=0.95,
+            ent_coef=0.01,
+        ),
         **dict(total_timesteps=12 * 192, runs_dir=str(tmp_path), log_every=4),
     )
     first, _, last = lines(ppo.train(args))

@@ -38,23 +38,19 @@ class Outcome(NamedTuple):
 
 def call(script, folder, *flags, stop=False):
     """ppo.py or ppo_ewma.py with these flags, in this process, to its end or up to its first update."""
-    found, compile_update, open_record = {}, runs.Run.compile, runs.Run._open_record
+    found, restore = {}, runs.Run.restore
 
-    def opened(run):
-        found["path"] = run.path
-        open_record(run)
-
-    def spy(run, function, state):
+    def spy(run, state):
+        state, found["path"] = restore(run, state), run.path
         found["start"] = jax.tree.map(np.array, jax.device_get(state.learner))
         found["like"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
         if stop:
             raise Started
-        return compile_update(run, function, state)
+        return state
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags), "--runs-dir", str(folder)])
-        patch.setattr(runs.Run, "compile", spy)
-        patch.setattr(runs.Run, "_open_record", opened)
+        patch.setattr(runs.Run, "restore", spy)
         try:
             runs.main(script.train, script.Args)
         except Started:

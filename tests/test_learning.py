@@ -107,7 +107,7 @@ def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
     same |= {"gamma": 0.99, "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     same |= {"learning_rate": theirs["LR"], "activation": theirs["ACTIVATION"], "anneal_lr": theirs["ANNEAL_LR"]}
     same |= {"hidden_sizes": (64, 64), "network": "mlp", "shared_encoder": False, "clip_vloss": True, "norm_adv": True}
-    same |= {"norm_obs": False, "norm_reward": False, "target_kl": None, "adaptive_lr_kl": None}
+    same |= {"norm_obs": False, "norm_reward": False, "target_kl": None, "layer_norm": False}
     assert {name: getattr(args, name) for name in same} == same
     assert {name: theirs[name.upper()] for name in same if name.upper() in theirs}.items() <= same.items()
 

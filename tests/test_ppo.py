@@ -524,7 +524,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
 
 
 def test_target_kl_stops_after_the_epoch_that_exceeds_it():
-    args = replace(ARGS, learning_rate=0.03)
+    args = replace(ARGS, learning_rate=0.03, update_epochs=4)
     network = ppo.ActorCritic(args, SPACES["discrete"])
     params, batch, _ = random_batch(args, network, 64, None)
     run = lambda **flags: optimise(replace(args, **flags), network, params, batch, learning_rate=0.03)  # noqa: E731
@@ -873,7 +873,7 @@ def test_sizes_beyond_32_bits_can_be_measured():
 def test_more_minibatches_than_environments():
     args = replace(ARGS, num_envs=64, num_steps=128, num_minibatches=128, minibatch_size=None, total_timesteps=64 * 128)
     states, metrics = Training(Bandit(), args).run(1)
-    assert args.minibatch_size == 64 and states[1].learner.opt_state.count == 4 * 128
+    assert args.minibatch_size == 64 and states[1].learner.opt_state.count == args.update_epochs * 128
     assert metrics[0]["finite"] and metrics[0]["outer/update_norm"] > 0
 
 
@@ -927,7 +927,7 @@ def parse(*flags):
     ],
 )
 def test_minibatches_and_learning_rate_follow_from_the_flags(flags, number, size, rate):
-    args = parse(*flags.split())
+    args = parse("--learning-rate", "1e-3", *flags.split())
     assert (args.num_minibatches, args.minibatch_size) == (number, size) and args.scaling is None
     assert args.learning_rate == pytest.approx(rate, rel=1e-9)
 

@@ -359,7 +359,7 @@ def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch
 def test_the_average_goes_on_over_updates_chunks_and_for_each_seed(monkeypatch, flags):
     steps = np.random.default_rng(0).normal(size=16)
     monkeypatch.setattr(ppo_ewma, "ADAM", prescribed(steps))
-    states = Training(Bandit(), replace(ARGS, update_epochs=2, learning_rate=0.1, **flags)).run(2)
+    states = Training(Bandit(), replace(ARGS, update_epochs=2, learning_rate=0.1, anneal_lr=False, **flags)).run(2)
     debias = flags.get("ewma_debias", False)
     moved = np.concatenate([[0.0], -0.1 * np.cumsum(steps)])
     for number, state in ((0, states[0]), (8, states[1]), (16, states[2])):

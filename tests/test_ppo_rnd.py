@@ -23,7 +23,7 @@ from common.actions import Categorical, Discrete
 
 ARGS = ppo_rnd.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
-    learning_rate=1e-2, embedding_size=4, obs_warmup_steps=0,
+    learning_rate=1e-2, embedding_size=4, obs_warmup_steps=0, activation="tanh", layer_norm=False,
 )  # fmt: skip
 NOISE = Noise(Discrete((3,)))
 
@@ -189,7 +189,7 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
 
     batch, learner, network = inputs(ARGS)
     monkeypatch.setattr(ppo_rnd, "prediction_error", spy)
-    optimise(ARGS, network, learner, batch, update_proportion=share)
+    optimise(ARGS, network, learner, batch, update_proportion=share, update_epochs=4)
     jax.effects_barrier()
     assert [len(obs) for obs in seen] == [rows] * 4 * 4
     epochs = [{tuple(row) for obs in seen[i : i + 4] for row in obs} for i in range(0, 16, 4)]

@@ -26,7 +26,7 @@ from common.run.arguments import UsageError
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
 ARGS = ppo_rnn.Args(
     num_envs=8, num_steps=STEPS, total_timesteps=96 * 4, minibatch_size=48, hidden_sizes=(5,), cell_size=4,
-    num_devices=1, learning_rate=1e-2,
+    num_devices=1, learning_rate=1e-2, activation="tanh", layer_norm=False,
 )  # fmt: skip
 LENGTHS = (1, 2, 3, 4, 6, 12)
 

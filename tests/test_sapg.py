@@ -47,7 +47,7 @@ def trained(script, toy, updates, **flags):
     [
         (
             "continuous",
-            dict(norm_obs=True, norm_reward=True, adaptive_lr_kl=0.016, learning_rate=1e-3),
+            dict(norm_obs=True, norm_reward=True, learning_rate=1e-3),
         ),
         ("continuous", dict(norm_obs=True, norm_reward=True, learning_rate=1e-3, num_rollout_chunks=2)),
         ("discrete", dict(num_devices=2, shared_encoder=True, target_kl=0.01)),
@@ -184,7 +184,7 @@ def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
 def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     rng = np.random.default_rng(1)
     size, eps = 40, 0.2
-    coefs = dict(ent_coef=0.03, block_ent_coef=0.4, vf_coef=2.0, bounds_coef=bounds)
+    coefs = dict(clip_vloss=True, ent_coef=0.03, block_ent_coef=0.4, vf_coef=2.0, bounds_coef=bounds)
     args = replace(ARGS, clip_eps=eps, kl_of_relabelled=counted, **coefs)
     obs, action = (rng.normal(size=(size, n)).astype(np.float32) for n in (2, 1))
     relabelled = np.arange(size) >= 30

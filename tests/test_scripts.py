@@ -22,7 +22,17 @@ Q_DIFFERENT = {
         ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
     ),
     **dict.fromkeys(
-        ("Args.hidden_sizes", "Args.activation", "Args.layer_norm", "forward", "rollout", "optimise", "update"), Q
+        (
+            "Args.hidden_sizes",
+            "Args.gamma",
+            "Args.update_epochs",
+            "Args.anneal_lr",
+            "forward",
+            "rollout",
+            "optimise",
+            "update",
+        ),
+        Q,
     ),
     "TrainState": "no gain on fresh transitions: whoever judges an update's targets has made them",
     **dict.fromkeys(("init_state", "build", "train", "measure_plasticity"), Q),
@@ -39,7 +49,8 @@ SFL_DIFFERENT = {
     "optimise": "no statistics of observations; the proximal policy may be the behaviour policy",
     "train": "searches for levels, evaluates on several sets of them, or only evaluates",
 }
-PPO_SFL_DIFFERENT = SFL_DIFFERENT | {
+PPO_SFL_DIFFERENT = {name: why for name, why in SFL_DIFFERENT.items() if name != "Args.gamma"} | {
+    **dict.fromkeys(("Args.ent_coef", "Args.clip_vloss", "Args.anneal_lr"), TABLES),
     "Args.gae_lambda": TABLES,
     "Args.clip_eps": "names either policy that it is near",
     "ppo_loss": "with --com as in ppo_ewma.py, without as in ppo.py",
@@ -58,7 +69,7 @@ RND_PAPER = "the defaults of Burda et al. 2018"
 RND_DIFFERENT = {
     **dict.fromkeys(("Learner", "Environments", "Transition", "Batch", "ActorCritic", "forward"), TWO_REWARDS),
     **dict.fromkeys(("rollout", "ppo_loss", "optimise", "update", "init_state"), TWO_REWARDS),
-    **dict.fromkeys(("Args.gamma", "Args.clip_eps", "Args.clip_vloss", "Args.ent_coef"), RND_PAPER),
+    **dict.fromkeys(("Args.gamma", "Args.gae_lambda", "Args.clip_eps", "Args.ent_coef"), RND_PAPER),
 }
 MEMORY = "cells with states, which each environment keeps and each sequence starts from"
 SEQUENCES = "of whole sequences"

@@ -582,12 +582,14 @@ def learner_before(args):
     """With what a run begins, up to its first update."""
     found, begun = [], RuntimeError()
 
-    def spy(run, function, state, *_):
-        found.append(jax.tree.map(np.array, jax.device_get(state.learner)))
+    restore = runs.Run.restore
+
+    def spy(run, state):
+        found.append(jax.tree.map(np.array, jax.device_get(restore(run, state).learner)))
         raise begun
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as raised:
-        patch.setattr(runs.Run, "compile", spy)
+        patch.setattr(runs.Run, "restore", spy)
         sfl_kinetix.train(args)
     assert raised.value is begun
     return found[0]
