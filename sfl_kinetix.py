@@ -665,7 +665,7 @@ def train(args: Args) -> Path:
     num_fresh = (env.num_envs - args.from_buffer(env.num_envs)) * (args.num_envs // env.num_envs)
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
     fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
-    compiled = programs.init, programs.update, keys, fresh_levels(1)
+    compiled = programs.init, programs.update, keys, partial(fresh_levels, 1)
     run, state, step = Run.start(args, __file__, player, *compiled, same=SAME, may_lack="proximal")
     fresh = fresh_levels(run.done + 1)
     with run:

@@ -136,14 +136,15 @@ class Run:
         init: Any,
         step: Any,
         keys: jax.Array,
-        *more: Any,
+        *more: Callable[[], Any],
         same: Sequence[str] = (),
         may_lack: str | None = None,
     ) -> tuple["Run", Any, Any]:
         """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
 
-        init(keys) -> state with a field `learner`, step(state, *more): jitted. same, may_lack: as `load_learner` has
-        them. With --evaluate the run has no updates to do, and the state is the learner alone.
+        init(keys) -> state with a field `learner`, step(state, ...): jitted. more: make its other arguments, once nothing
+        is refused any more. same, may_lack: as `load_learner` has them. With --evaluate the run has no updates to do, and
+        the state is the learner alone.
         """
         shapes = jax.eval_shape(init, keys)
         if args.evaluate:
@@ -156,7 +157,7 @@ class Run:
         if jax.process_index() == 0:
             say("compiling ...")
         began, run = time.perf_counter(), cls(args, script, player) if args.resume else None
-        init, step = memory.compile_update(init, step, keys, *more)
+        init, step = memory.compile_update(init, step, keys, *(make() for make in more))
         seconds = round(time.perf_counter() - began, 1)
         memory.check(args, step)
         state = init(keys)
