@@ -299,11 +299,9 @@ def intervene(args: Args, source: str) -> None:
     if script not in records.BRANCHED:
         raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
     saved = records.arguments_of(script, record["args"])
-    if (saved.anneal_lr or saved.adaptive_lr_kl is not None) and not args.fresh:
-        adapted = levers.adapted_rate(found, update) if saved.adaptive_lr_kl is not None else None
-        saved = records.with_rate_of(saved, update, adapted)
-        verb = "keep" if saved.adaptive_lr_kl is None else "begin with"
-        say(f"branches {verb} the learning rate that the run had reached, {saved.learning_rate:.2g}")
+    if saved.anneal_lr and not args.fresh:
+        saved = records.with_rate_of(saved, update)
+        say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
     known = levers.levers_of(saved, args.fresh)
     unknown = [name for name in args.levers if name not in known]
     if unknown:

@@ -27,63 +27,39 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded
-from common.convolutions import CONVOLUTIONS
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
-from common.products import PRODUCTS
-from common.run import arguments, checkpoints, devices, memory
-from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
-from common.run.run import Run, begin, evaluate, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
+from common import envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
+from common.metrics import Sample, measure_update, plasticity_metrics
+from common.run import arguments, devices
+from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
+from common.run.run import Run, begin, main
+from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # fixed by --init-from
+SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
-class Args(RunArgs):
+class Args(CriticArgs):
     # --- run ---
-    seed: NonNegative[int] = 0
-    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
-    num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
-    fresh_critic: bool = False
-    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
-    env_kwargs: str | None = None
-    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
-    num_levels: Positive[int] = 512
-    """Size of kinetix/locomotion's fixed set of levels."""
-    sticky_actions: Fraction = 0.0
-    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
-    frame_stack: Positive[int] = 1
-    """How many of the last observations the policy sees, side by side along the last axis."""
-    time_limit: Positive[int] | None = None
-    """Truncate episodes after this many steps; what would have come is estimated by the value."""
-    reward_clip: Positive[float] | None = None
-    """Train on rewards within plus and minus this; logged returns are the environment's."""
-    norm_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
-    norm_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
     """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
-    gamma: Fraction = 0.99
+    gamma: Fraction = 0.995
     """Discount factor."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Fraction = 0.8
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.2
     """Epsilon: the ratio to the proximal policy is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
@@ -93,40 +69,29 @@ class Args(RunArgs):
     """Normalise the average by its weights so far (Hilton et al.) instead of starting with COM + 1 times theta_0."""
     max_importance_ratio: Positive[float] | None = None
     """Bound pi_prox / pi_behaviour, which multiplies the objective, by this."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 3
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
-    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
-    base_num_envs: Positive[int] = 2048
-    """Number of environments that --scaling starts from."""
-    num_rollout_chunks: Positive[int] = 1
-    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
-    stagger_resets: NonNegative[int] = 0
-    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
     """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: Positive[float] = 1e-3
+    learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
-    adaptive_lr_kl: Positive[float] | None = None
-    """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
-    multiply it by 1.5 if it was below half of this. Not with --num-rollout-chunks."""
     max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: NonNegative[float] = 0.01
+    ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus."""
 
     # --- network ---
@@ -135,18 +100,17 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    layer_norm: bool = True
+    """Layer normalisation before each activation."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.fresh_critic and self.init_from is None:
-            raise UsageError("--fresh-critic: needs --init-from RUN as well")
-        arguments.check_adaptive_lr(self)
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -163,7 +127,8 @@ class Encoder(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
-        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        if self.args.layer_norm:
+            activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
@@ -171,18 +136,9 @@ class Encoder(nn.Module):
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
             x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
-        if self.args.network == "nature":
-            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
-                self.sow("intermediates", "hidden", x)
-        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
-            for channels in (16, 32, 32):
-                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
-                for _ in range(2):
-                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
-                    self.sow("intermediates", "hidden", y)
-                    x = x + conv(channels, (3, 3), padding=1)(y)
-            x = activation(x)
+        if self.args.network in VISION:
+            sow = partial(self.sow, "intermediates", "hidden")
+            x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
             x = activation(dense(size)(x))
@@ -242,7 +198,6 @@ class TrainState(NamedTuple):
     key: jax.Array
     update: jax.Array  # [], updates done
     previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
-    learning_rate: Any = None  # [], of the next epoch, if --adaptive-lr-kl changes it
 
 
 class Transition(NamedTuple):
@@ -269,16 +224,9 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Sample(NamedTuple):
-    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
-
-    batch: Batch  # [C, n, ...], of this device
-    obs_stats: statistics.RunningStats
-
-
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> action distribution, values [B]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
@@ -301,7 +249,7 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
@@ -351,8 +299,8 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
     bound = np.inf if args.max_importance_ratio is None else np.log(args.max_importance_ratio)
     # Products of ratios are sums of their logarithms: of two factors one may overflow where the product does not.
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
-    ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
-    clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
+    ratio = probability_ratio(jnp.minimum(log_weight, bound) + log_ratio)
+    clipped_ratio = probability_ratio(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
@@ -360,7 +308,6 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
-    k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -375,20 +322,10 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
     return loss, statistics.means(parts) | largest
 
 
-def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
-    """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
-    if args.adaptive_lr_kl is None:
-        return learning_rate
-    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
-    small = kl < 0.5 * args.adaptive_lr_kl
-    return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
-
-
 def optimise(
     args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
-    -> learner, metrics; the learning rate after it is among them.
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
@@ -397,7 +334,7 @@ def optimise(
     policy = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
     grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
 
-    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state, proximal), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
@@ -410,53 +347,30 @@ def optimise(
         return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        learned, learning_rate = carry
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
-        parts = jax.lax.pmean(parts, "device")
-        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
+        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(parts, "device")
 
     proximal = learner.proximal._replace(params=ravel_pytree(learner.proximal.params)[0])
     too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
-    start, keys = ((params, learner.opt_state, proximal), learning_rate), jax.random.split(key, args.update_epochs)
-    ((params, opt_state, proximal), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
-    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
+    start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
+    (params, opt_state, proximal), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics["outer/epochs"] = epochs
     metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
     proximal = proximal._replace(params=unravel(proximal.params))
     return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics
-
-
-def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
-    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
-    policy = partial(forward, args, network, sample.obs_stats)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
-    earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
-    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
-    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return metrics | {
-        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
-        "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
-    }
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    if args.norm_adv:
-        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
-    return {
-        **layer_metrics(sown["intermediates"], args.dormant_tau),
-        **gradient_metrics(lambda part: grad_fn(learner.params, learner.proximal.params, part)[0], batch),
-        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
-    }
+    gradient = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params, learner.proximal.params)
+    return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, gradient)
 
 
 def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
@@ -469,11 +383,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
+    learning_rate = jnp.float32(args.learning_rate * remaining)
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
-        learner, learning_rate, obs_stats, environments = carry
+        learner, obs_stats, environments = carry
         rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
@@ -488,20 +402,20 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
-        carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
+        carry = learner, obs_stats, environments
         return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
+    carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
-    learner, learning_rate, obs_stats, environments = carry
+    learner, obs_stats, environments = carry
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs)[0]  # noqa: E731
+    metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
-    adapted = None if state.learning_rate is None else learning_rate
-    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
@@ -514,8 +428,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
     learner = Learner(params, ADAM.init(params), Proximal(params, jnp.ones(())), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
-    return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
+    return TrainState(learner, environments, key, jnp.int32(0), previous)
 
 
 def build(args: Args) -> tuple:
@@ -531,7 +444,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))
@@ -540,38 +453,15 @@ def build(args: Args) -> tuple:
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
-    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
-    shapes = jax.eval_shape(init, keys)
+    args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: log_prob, value, reward, final_value, advantage, target.
-    memory.check(args, env, shapes, floats=6, activations=memory.activations(args, env), sample=KL_SAMPLE)
-    checkpoints.check_learner(args, shapes.learner, SAME, may_lack="proximal")
-    print(arguments.describe(args))
-
-    state = init(keys)
-    if args.init_from and not args.resume:
-        learner = checkpoints.load_learner(args, state.learner, may_lack="proximal")
-        if learner.proximal is None:  # a run of ppo.py: as at the start of any run, the proximal policy is the policy
-            copy = jax.tree.map(jnp.copy, learner.params)
-            learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))
-        state = state._replace(learner=learner)
-    run = Run(args, __file__)
-    state = run.restore(state)
-    step = run.compile(step, state)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME, may_lack="proximal")
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
-            run.evaluate_if_due(index, player, state.learner)
-        run.film_if_asked(lambda: player.film(state.learner))
-    run.finish()
-    return run.path
+            run.record(index, state, metrics, measure, sample)
+    return run.finish()
 
 
 if __name__ == "__main__":

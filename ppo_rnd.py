@@ -28,54 +28,30 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded
-from common.convolutions import CONVOLUTIONS
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
-from common.products import PRODUCTS
-from common.run import arguments, checkpoints, devices, memory
-from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
-from common.run.run import Run, begin, evaluate, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
+from common import envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
+from common.metrics import Sample, measure_update, plasticity_metrics
+from common.run import arguments, devices
+from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
+from common.run.run import Run, begin, main
+from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "shared_encoder")  # fixed by --init-from
+SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
-class Args(RunArgs):
+class Args(CriticArgs):
     # --- run ---
-    seed: NonNegative[int] = 0
-    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
-    num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
-    fresh_critic: bool = False
-    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
-    env_kwargs: str | None = None
-    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
-    num_levels: Positive[int] = 512
-    """Size of kinetix/locomotion's fixed set of levels."""
-    sticky_actions: Fraction = 0.0
-    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
-    frame_stack: Positive[int] = 1
-    """How many of the last observations the policy sees, side by side along the last axis."""
-    time_limit: Positive[int] | None = None
-    """Truncate episodes after this many steps; what would have come is estimated by the value."""
-    reward_clip: Positive[float] | None = None
-    """Train on rewards within plus and minus this; logged returns are the environment's."""
-    norm_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
-    norm_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
@@ -94,18 +70,10 @@ class Args(RunArgs):
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.1
     """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 3
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
-    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
-    base_num_envs: Positive[int] = 2048
-    """Number of environments that --scaling starts from."""
-    num_rollout_chunks: Positive[int] = 1
-    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
-    stagger_resets: NonNegative[int] = 0
-    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
     obs_warmup_steps: NonNegative[int] = 64
     """Before training, play so many random steps in each environment, for the first statistics of what RND sees."""
 
@@ -114,13 +82,10 @@ class Args(RunArgs):
     """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: Positive[float] = 1e-3
+    learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
-    adaptive_lr_kl: Positive[float] | None = None
-    """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
-    multiply it by 1.5 if it was below half of this. Not with --num-rollout-chunks."""
     max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
@@ -140,10 +105,12 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    layer_norm: bool = True
+    """Layer normalisation before each activation."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
     embedding_size: Positive[int] = 128
@@ -151,9 +118,6 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.fresh_critic and self.init_from is None:
-            raise UsageError("--fresh-critic: needs --init-from RUN as well")
-        arguments.check_adaptive_lr(self)
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -170,7 +134,8 @@ class Encoder(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
-        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        if self.args.layer_norm:
+            activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
@@ -178,18 +143,9 @@ class Encoder(nn.Module):
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
             x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
-        if self.args.network == "nature":
-            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
-                self.sow("intermediates", "hidden", x)
-        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
-            for channels in (16, 32, 32):
-                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
-                for _ in range(2):
-                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
-                    self.sow("intermediates", "hidden", y)
-                    x = x + conv(channels, (3, 3), padding=1)(y)
-            x = activation(x)
+        if self.args.network in VISION:
+            sow = partial(self.sow, "intermediates", "hidden")
+            x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
             x = activation(dense(size)(x))
@@ -269,7 +225,6 @@ class TrainState(NamedTuple):
     key: jax.Array
     update: jax.Array  # [], updates done
     previous: Any  # parameters before the last update, for outer/fresh_gain; NaN if there was none
-    learning_rate: Any = None  # [], of the next epoch, if --adaptive-lr-kl changes it
 
 
 class Transition(NamedTuple):
@@ -299,22 +254,15 @@ class Batch(NamedTuple):
     target: jax.Array  # [T * N / C, 2]
 
 
-class Sample(NamedTuple):
-    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
-
-    batch: Batch  # [C, n, ...], of this device
-    obs_stats: statistics.RunningStats
-
-
 def forward(args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> action distribution, values [B, 2]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
 def prediction_error(args: Args, rnd: Distillation, predictor: Any, obs: Any) -> jax.Array:
     """How far the predictor is from the random network: mean square over outputs. obs: [B, ...] or bits -> [B]."""
-    obs = jnp.clip(statistics.normalise(bits.unpack(obs), rnd.obs_stats), -5, 5)
+    obs = jnp.clip(statistics.normalise(unpack(obs), rnd.obs_stats), -5, 5)
     error = Embedding(args, extra_layers=2).apply(predictor, obs) - Embedding(args).apply(rnd.target, obs)
     return (error**2).mean(-1)
 
@@ -337,7 +285,7 @@ def rollout(
         final_value = jax.lax.cond(out.truncated.any(), lambda: policy(out.final_obs)[1], lambda: jnp.zeros_like(value))
         novelty = prediction_error(args, behaviour.rnd, behaviour.rnd.predictor, out.final_obs)
         transition = Transition(
-            *(bits.pack(obs), bits.pack(out.final_obs), action, dist.log_prob(action), value, novelty),
+            *(pack(obs), pack(out.final_obs), action, dist.log_prob(action), value, novelty),
             *(out.reward, out.terminated, out.truncated, final_value * out.truncated[:, None]),
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
@@ -379,7 +327,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
-    ratio = jnp.exp(log_ratio)
+    ratio = probability_ratio(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
@@ -393,7 +341,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         "losses/value_loss": value_loss[:, 0],
         "rnd/value_loss": value_loss[:, 1],
         "losses/entropy": entropy,
-        "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
+        "losses/approx_kl": k3(log_ratio),
         "losses/clipfrac": jnp.abs(ratio - 1) > args.clip_eps,
     }
     return loss, statistics.means(parts)
@@ -410,20 +358,10 @@ def total_loss(
     return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
 
 
-def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
-    """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
-    if args.adaptive_lr_kl is None:
-        return learning_rate
-    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
-    small = kl < 0.5 * args.adaptive_lr_kl
-    return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
-
-
 def optimise(
     args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
-    -> learner, metrics; the learning rate after it is among them.
 
     batch: [T * N / C, ...] of this device. A minibatch is the union of the devices' shares, each shuffled locally.
     """
@@ -432,7 +370,7 @@ def optimise(
     policy_size = ravel_pytree(learner.params)[0].size
     grad_fn = jax.grad(partial(total_loss, args, network, learner, unravel), has_aux=True)
 
-    def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
+    def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch._replace(next_obs=None))._replace(advantage=advantage)
@@ -443,25 +381,21 @@ def optimise(
         grad_norm = jnp.linalg.norm(grads[:policy_size])  # the predictor's gradient is not scaled
         grads = grads.at[:policy_size].multiply(jnp.minimum(1.0, args.max_grad_norm / grad_norm))
         steps, opt_state = ADAM.update(grads, opt_state)
-        if args.adaptive_lr_kl is not None:  # it follows the policy's KL; the predictor keeps its own rate
-            steps = steps.at[policy_size:].multiply(args.learning_rate / learning_rate)
         return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
-        learned, learning_rate = carry
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)
-        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
-        parts = jax.lax.pmean(parts, "device")
-        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
+        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(parts, "device")
 
     too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
-    start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
-    ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
-    metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
+    start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
+    (params, opt_state), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
+    metrics["outer/epochs"] = epochs
     for i, part in enumerate(("losses", "rnd")):
         error, target = (batch.target - batch.value)[:, i], batch.target[:, i]
         metrics[f"{part}/explained_variance"] = statistics.explained_variance(error, target)
@@ -469,33 +403,12 @@ def optimise(
     return learner._replace(params=params, opt_state=opt_state, rnd=learner.rnd._replace(predictor=predictor)), metrics
 
 
-def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
-    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
-    policy = partial(forward, args, network, sample.obs_stats)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
-    earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
-    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
-    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return metrics | {
-        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
-        "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
-    }
-
-
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    if args.norm_adv:
-        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
-    return {
-        **layer_metrics(sown["intermediates"], args.dormant_tau),
-        **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
-        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
-    }
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
+    return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
 def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
@@ -508,11 +421,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
+    learning_rate = jnp.float32(args.learning_rate * remaining)
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
-        learner, learning_rate, obs_stats, rnd_stats, environments = carry
+        learner, obs_stats, rnd_stats, environments = carry
         rollout_key, shuffle_key, sample_key = jax.random.split(jax.random.fold_in(key, index), 3)
         chunk = jax.tree.map(lambda x: x[index], environments)
         chunk, t, last_value, sums = rollout(args, env, network, behaviour, chunk, rollout_key)
@@ -540,21 +453,21 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         rnd_stats = statistics.update_stats_by_step(rnd_stats, t.next_obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
-        carry = learner, metrics.pop("charts/learning_rate"), obs_stats, rnd_stats, environments
+        carry = learner, obs_stats, rnd_stats, environments
         return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
 
-    carry = behaviour, learning_rate, behaviour.obs_stats, behaviour.rnd.obs_stats, state.environments
+    carry = behaviour, behaviour.obs_stats, behaviour.rnd.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
-    learner, learning_rate, obs_stats, rnd_stats, environments = carry
+    learner, obs_stats, rnd_stats, environments = carry
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs)[0]  # noqa: E731
+    metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
     metrics["finite"] &= jnp.isfinite(optax.tree.norm(learner.rnd.predictor))
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats, rnd=learner.rnd._replace(obs_stats=rnd_stats))
-    adapted = None if state.learning_rate is None else learning_rate
-    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params, adapted), metrics, sample
+    return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample
 
 
 def play_at_random(
@@ -592,8 +505,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
     learner = Learner(params, ADAM.init((params, rnd.predictor)), rnd, *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
-    return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
+    return TrainState(learner, environments, key, jnp.int32(0), previous)
 
 
 def build(args: Args) -> tuple:
@@ -609,7 +521,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))
@@ -618,36 +530,15 @@ def build(args: Args) -> tuple:
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
-    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
-    shapes = jax.eval_shape(init, keys)
+    args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: next_obs, log_prob, 2 values, novelty, reward, 2 final_values, 3 advantages, 2 targets.
-    activations = memory.activations(args, env, widest=5 * max(*args.hidden_sizes, args.embedding_size))
-    kept = int(np.prod(env.obs_shape)) * (1 / 8 if env.obs_dtype.kind == "b" else env.obs_dtype.itemsize)
-    memory.check(args, env, shapes, floats=12 - int(-kept // 4), activations=activations, sample=KL_SAMPLE)
-    checkpoints.check_learner(args, shapes.learner, SAME)
-    print(arguments.describe(args))
-
-    state = init(keys)
-    if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner))
-    run = Run(args, __file__)
-    state = run.restore(state)
-    step = run.compile(step, state)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
-            run.evaluate_if_due(index, player, state.learner)
-        run.film_if_asked(lambda: player.film(state.learner))
-    run.finish()
-    return run.path
+            run.record(index, state, metrics, measure, sample)
+    return run.finish()
 
 
 if __name__ == "__main__":

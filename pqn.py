@@ -27,16 +27,14 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
+from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete
-from common.convolutions import CONVOLUTIONS
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics
-from common.products import PRODUCTS
-from common.run import arguments, checkpoints, devices, memory
-from common.run.arguments import Fraction, NonNegative, NoSteps, Positive, RunArgs, Steps, UsageError
-from common.run.run import Run, begin, evaluate, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
+from common.metrics import Sample, gradient_metrics, layer_metrics, move_metrics, policy_metrics
+from common.run import arguments, devices
+from common.run.arguments import EnvArgs, Fraction, NoSteps, Positive, Steps, UsageError
+from common.run.run import Run, begin, main
+from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
@@ -45,34 +43,14 @@ RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` appli
 
 
 @dataclass(frozen=True)
-class Args(RunArgs):
+class Args(EnvArgs):
     # --- run ---
-    seed: NonNegative[int] = 0
-    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
-    num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
-    env_kwargs: str | None = None
-    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
-    num_levels: Positive[int] = 512
-    """Size of kinetix/locomotion's fixed set of levels."""
-    sticky_actions: Fraction = 0.0
-    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
-    frame_stack: Positive[int] = 1
-    """How many of the last observations the policy sees, side by side along the last axis."""
-    time_limit: Positive[int] | None = None
-    """Truncate episodes after this many steps; what would have come is estimated by the value."""
-    reward_clip: Positive[float] | None = None
-    """Train on rewards within plus and minus this; logged returns are the environment's."""
-    norm_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
-    norm_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
@@ -91,14 +69,6 @@ class Args(RunArgs):
     """... over which it falls linearly: environment steps over all environments (default: a tenth of the budget)."""
     update_epochs: Positive[int] = 4
     """E: passes over the data of one update."""
-    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
-    base_num_envs: Positive[int] = 2048
-    """Number of environments that --scaling starts from."""
-    num_rollout_chunks: Positive[int] = 1
-    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
-    stagger_resets: NonNegative[int] = 0
-    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -148,7 +118,6 @@ class QNetwork(nn.Module):
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
-        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
@@ -156,18 +125,9 @@ class QNetwork(nn.Module):
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
             x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
-        if self.args.network == "nature":
-            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
-                self.sow("intermediates", "hidden", x)
-        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
-            for channels in (16, 32, 32):
-                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
-                for _ in range(2):
-                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
-                    self.sow("intermediates", "hidden", y)
-                    x = x + conv(channels, (3, 3), padding=1)(y)
-            x = activation(x)
+        if self.args.network in VISION:
+            sow = partial(self.sow, "intermediates", "hidden")
+            x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
         x = x.reshape(x.shape[0], -1)
         for size in self.args.hidden_sizes:
             x = activation(dense(size)(x))
@@ -221,16 +181,9 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-class Sample(NamedTuple):
-    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
-
-    batch: Batch  # [C, n, ...], of this device
-    obs_stats: statistics.RunningStats
-
-
 def forward(args: Args, network: QNetwork, obs_stats: statistics.RunningStats, params: Any, obs: Any, **kw) -> Any:
     """Observations [B, ...] or their bits -> Q [B, A]. kw are those of flax's apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     return network.apply(params, statistics.normalise(obs, obs_stats) if args.norm_obs else obs, **kw)
 
 
@@ -268,7 +221,7 @@ def rollout(
         final_value = jax.lax.cond(
             out.truncated.any(), lambda: q_of(out.final_obs).max(-1) * out.truncated, lambda: jnp.zeros_like(value)
         )
-        transition = Transition(bits.pack(obs), action, value, out.reward, out.terminated, out.truncated, final_value)
+        transition = Transition(pack(obs), action, value, out.reward, out.terminated, out.truncated, final_value)
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
     keys = jax.random.split(key, args.num_steps)
@@ -346,14 +299,9 @@ def measure_update(
     # A policy that never explores has no finite KL to another one.
     before, after = (epsilon_greedy(x, jnp.maximum(epsilon, 0.01)) for x in (old_q, q))
     kl = jax.lax.pmean(before.kl(after).mean(), "device")
-    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return {
-        "outer/kl": kl,
-        "outer/ddr": float(args.batch_size) / kl,  # an integer might not fit into 32 bits
-        "outer/update_norm": update_norm,
-        "outer/switched": jax.lax.pmean((old_q.argmax(-1) != q.argmax(-1)).mean(), "device"),
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
-    }
+    switched = jax.lax.pmean((old_q.argmax(-1) != q.argmax(-1)).mean(), "device")
+    moved = move_metrics(kl, old.params, new.params, args.batch_size)
+    return moved | {"outer/kl": kl, "outer/switched": switched}
 
 
 def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
@@ -364,7 +312,7 @@ def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: 
     return {
         **layer_metrics({"q": sown["intermediates"]}, args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
-        **policy_metrics(learner.params, epsilon_greedy(q, 0.0), bits.unpack(batch.obs)),
+        **policy_metrics(learner.params, epsilon_greedy(q, 0.0), unpack(batch.obs)),
     }
 
 
@@ -448,35 +396,16 @@ def build(args: Args) -> tuple:
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
-    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
-    shapes = jax.eval_shape(init, keys)
+    args, env, network, init, step, measure, keys = build(begin(args, __file__))
     q_of = partial(forward, args, network)
     policy = lambda learner, obs: epsilon_greedy(q_of(learner.obs_stats, learner.params, obs), 0.0)  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: value, reward, final_value, target.
-    memory.check(args, env, shapes, floats=4, activations=memory.activations(args, env), sample=KL_SAMPLE)
-    checkpoints.check_learner(args, shapes.learner, SAME)
-    print(arguments.describe(args))
-
-    state = init(keys)
-    if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner))
-    run = Run(args, __file__)
-    state = run.restore(state)
-    step = run.compile(step, state)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
-            run.evaluate_if_due(index, player, state.learner)
-        run.film_if_asked(lambda: player.film(state.learner))
-    run.finish()
-    return run.path
+            run.record(index, state, metrics, measure, sample)
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -25,55 +25,31 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
-from common import bits, envs, evaluation, statistics
-from common.actions import Categorical, Discrete, Gaussian, bounded
-from common.convolutions import CONVOLUTIONS
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
-from common.products import PRODUCTS
-from common.run import arguments, checkpoints, devices, memory
-from common.run.arguments import Fraction, NonNegative, Positive, RunArgs, Steps, UsageError
-from common.run.run import Run, begin, evaluate, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
+from common import envs, evaluation, statistics
+from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
+from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
+from common.metrics import Sample, measure_update, plasticity_metrics
+from common.run import arguments, devices
+from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.run import Run, begin, main
+from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "shared_encoder")  # fixed by --init-from
+SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")  # --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
-class Args(RunArgs):
+class Args(CriticArgs):
     # --- run ---
-    seed: NonNegative[int] = 0
-    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
-    num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**24
     """Environment steps over all environments."""
-    fresh_critic: bool = False
-    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
 
     # --- environment ---
     env_id: str = "Breakout-MinAtar"
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
-    env_kwargs: str | None = None
-    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
-    num_levels: Positive[int] = 512
-    """Size of kinetix/locomotion's fixed set of levels."""
-    sticky_actions: Fraction = 0.0
-    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
-    frame_stack: Positive[int] = 1
-    """How many of the last observations the policy sees, side by side along the last axis."""
-    time_limit: Positive[int] | None = None
-    """Truncate episodes after this many steps; what would have come is estimated by the value."""
-    reward_clip: Positive[float] | None = None
-    """Train on rewards within plus and minus this; logged returns are the environment's."""
-    norm_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
-    norm_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
 
     # --- outer loop ---
     num_blocks: Positive[int] = 6
@@ -82,52 +58,46 @@ class Args(RunArgs):
     """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
-    gamma: Fraction = 0.99
+    gamma: Fraction = 0.995
     """Discount factor."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Fraction = 0.8
     """Lambda of generalised advantage estimation."""
     clip_eps: NonNegative[float] = 0.2
     """Epsilon: the ratio is clipped to [1 - eps, 1 + eps]. Larger is a larger outer step."""
     off_policy_clip: Literal["one", "ratio"] = "one"
     """Around what the ratio of relabelled rows is clipped: 1 (the authors' code) or leader / follower (their paper)."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 3
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
-    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
     base_num_envs: Positive[int] = 3072
     """Number of environments that --scaling starts from."""
-    num_rollout_chunks: Positive[int] = 1
-    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
-    stagger_resets: NonNegative[int] = 0
-    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
     """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
-    learning_rate: Positive[float] = 1e-3
+    learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
     adaptive_lr_kl: Positive[float] | None = None
     """After each epoch, divide the learning rate by 1.5 if the epoch's mean approximate KL was above twice this, and
-    multiply it by 1.5 if it was below half of this. Not with --num-rollout-chunks."""
+    multiply it by 1.5 if it was below half of this, in place of --anneal-lr. Not with --num-rollout-chunks."""
     kl_of_relabelled: bool = False
     """Count relabelled rows, too, in the KL that --adaptive-lr-kl and --target-kl see, as the authors' code does."""
     max_grad_norm: Positive[float] = 0.5
     """Gradients are scaled down to this global norm."""
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     norm_value: bool = False
     """Learn values in units of the running standard deviation of their targets, from their mean. --clip-vloss, too."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: NonNegative[float] = 0.01
+    ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus, in all blocks."""
     block_ent_coef: NonNegative[float] = 0.005
     """More of it for the followers: half of this for the first one, from there linearly down to 0 for the leader."""
@@ -140,18 +110,24 @@ class Args(RunArgs):
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
     hidden_sizes: tuple[Positive[int], ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    layer_norm: bool = True
+    """Layer normalisation before each activation."""
     shared_encoder: bool = False
     """Actor and critic share their hidden layers."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.fresh_critic and self.init_from is None:
-            raise UsageError("--fresh-critic: needs --init-from RUN as well")
-        arguments.check_adaptive_lr(self)
+        if self.adaptive_lr_kl is not None:
+            given = f"--adaptive-lr-kl {self.adaptive_lr_kl}"
+            object.__setattr__(self, "anneal_lr", False)
+            if self.num_rollout_chunks > 1:
+                why = "the KL of a later chunk includes that of the earlier ones, so the learning rate would run away"
+                chunks = f"--num-rollout-chunks {self.num_rollout_chunks}"
+                raise UsageError(f"{given} with {chunks}: {why}; give one of the two")
         parts = self.num_blocks * self.num_rollout_chunks
         if self.num_envs % parts:
             product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
@@ -187,7 +163,8 @@ class Encoder(nn.Module):
         activation = {"tanh": nn.tanh, "relu": nn.relu, "elu": nn.elu}[self.args.activation]
         init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[self.args.compute_dtype]
         dense = partial(nn.Dense, kernel_init=init, dot_general=product)
-        conv = partial(nn.Conv, conv_general_dilated=CONVOLUTIONS[self.args.compute_dtype])
+        if self.args.layer_norm:
+            activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
         if self.args.network == "cnn":
             # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
@@ -195,18 +172,9 @@ class Encoder(nn.Module):
             views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
             x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
             self.sow("intermediates", "hidden", x)
-        if self.args.network == "nature":
-            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = activation(conv(channels, (size, size), stride, padding=0, kernel_init=init)(x))
-                self.sow("intermediates", "hidden", x)
-        if self.args.network == "impala":  # from flax's initial weights: with larger ones the residual sums grow
-            for channels in (16, 32, 32):
-                x = nn.max_pool(conv(channels, (3, 3), padding=1)(x), (3, 3), (2, 2), "SAME")
-                for _ in range(2):
-                    y = activation(conv(channels, (3, 3), padding=1)(activation(x)))
-                    self.sow("intermediates", "hidden", y)
-                    x = x + conv(channels, (3, 3), padding=1)(y)
-            x = activation(x)
+        if self.args.network in VISION:
+            sow = partial(self.sow, "intermediates", "hidden")
+            x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
         x = jnp.concatenate([x.reshape(x.shape[0], -1), *phi], axis=1)
         for size in self.args.hidden_sizes:
             x = activation(dense(size)(x))
@@ -298,19 +266,12 @@ class Batch(NamedTuple):
     log_center: jax.Array  # the logarithm of what the ratio is clipped around
 
 
-class Sample(NamedTuple):
-    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
-
-    batch: Batch  # [C, n, ...], of this device
-    obs_stats: statistics.RunningStats
-
-
 def forward(
     args: Args, network: ActorCritic, obs_stats: statistics.RunningStats, params: Any, obs: Any, block: Any, **kw
 ) -> Any:
     """Observations [n, ...] or their bits, blocks [n] or [] -> action distribution, values [n]. kw are those of flax's
     apply."""
-    obs = bits.unpack(obs)
+    obs = unpack(obs)
     inputs = statistics.normalise(obs, obs_stats) if args.norm_obs else obs, jnp.broadcast_to(block, obs.shape[:1])
     return network.apply(params, *inputs, **kw)
 
@@ -341,7 +302,7 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs, block)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            *(bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
+            *(pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
             *(final_value(block), final_value(args.leader), block),
         )
         leaders = out.episode._replace(done=out.episode.done & (block == args.leader))
@@ -396,7 +357,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
     """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
-    ratio, center = jnp.exp(log_ratio), jnp.exp(batch.log_center)
+    ratio, center = probability_ratio(log_ratio), probability_ratio(batch.log_center)
     clipped_ratio = jnp.clip(ratio, center * (1 - args.clip_eps), center * (1 + args.clip_eps))
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
@@ -412,7 +373,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
-        "losses/approx_kl": ratio - 1 - log_ratio,  # the estimator k3 of Schulman 2020, never negative
+        "losses/approx_kl": k3(log_ratio),
         "losses/clipfrac": jnp.abs(jnp.exp(log_ratio - batch.log_center) - 1) > args.clip_eps,
     }
     if args.leader:
@@ -476,34 +437,12 @@ def optimise(
     return learner._replace(params=unravel(params), opt_state=opt_state), metrics
 
 
-def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, sample: Sample) -> dict:
-    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
-    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
-    policy = partial(forward, args, network, sample.obs_stats)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample.batch)
-    inputs = batch.obs, batch.block
-    earlier, before, after = (policy(params, *inputs)[0] for params in (previous, old.params, new.params))
-    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
-    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return metrics | {
-        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
-        "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
-    }
-
-
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
-    if args.norm_adv:
-        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
-    return {
-        **layer_metrics(sown["intermediates"], args.dormant_tau),
-        **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
-        **policy_metrics(learner.params, dist, bits.unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
-    }
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
+    return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
 def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainState) -> tuple[TrainState, dict, Sample]:
@@ -553,7 +492,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     learner, learning_rate, obs_stats, environments = carry
     sample = Sample(batch, behaviour.obs_stats)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, state.previous, behaviour, learner, sample)
+    policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs, batch.block)[0]  # noqa: E731
+    metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
@@ -601,38 +541,17 @@ def build(args: Args) -> tuple:
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
-    args, env, network, init, step, measure, keys = build(arguments.apply_scaling(begin(args, __file__)))
-    shapes = jax.eval_shape(init, keys)
+    args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: dist_and_value(args, network, learner, obs, args.leader)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    # Floats: log_prob, value, reward, two final values, advantage, target, block, log_center; all again, relabelled.
-    size = int(np.prod(env.obs_shape)) * env.obs_dtype.itemsize // (32 if env.obs_dtype.kind == "b" else 4)
-    floats = 9 + (-(-(7 + size + env.action_dim) * (args.num_blocks + 2) // args.num_blocks) if args.leader else 0)
-    memory.check(args, env, shapes, floats=floats, activations=memory.activations(args, env), sample=KL_SAMPLE)
-    checkpoints.check_learner(args, shapes.learner, SAME)
-    print(arguments.describe(args, args.epoch[0] * args.num_rollout_chunks, args.epoch[1]))
-    if args.leader:
-        print("its minibatches have the relabelled transitions, too")
-
-    state = init(keys)
-    if args.init_from and not args.resume:
-        state = state._replace(learner=checkpoints.load_learner(args, state.learner))
-    run = Run(args, __file__)
-    state = run.restore(state)
-    step = run.compile(step, state)
+    if args.leader and not args.evaluate:
+        print("minibatches have the relabelled transitions, too")
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             state, metrics, sample = step(state)
-            metrics = run.measure_if_due(index, metrics, measure, state.learner, sample)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
-            run.evaluate_if_due(index, player, state.learner)
-        run.film_if_asked(lambda: player.film(state.learner))
-    run.finish()
-    return run.path
+            run.record(index, state, metrics, measure, sample)
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,18 +30,17 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from common import bits, envs, statistics
-from common.actions import Categorical
-from common.metrics import gradient_metrics, layer_metrics, policy_metrics, step_metrics
-from common.run import arguments, checkpoints, devices, folder, memory
+from common import envs, statistics
+from common.actions import Categorical, k3, probability_ratio
+from common.arrays import gather_rows, pack, random_permutation, random_rows, unpack
+from common.metrics import measure_update, plasticity_metrics
+from common.run import arguments, devices, folder
 from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.plots import read_lines
-from common.run.run import Run, begin, evaluate, evaluate_learner, main
-from common.sample import gather_rows, random_rows
-from common.shuffle import random_permutation
+from common.run.run import Run, begin, main
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
-from common.suites.kinetix_network import FLOATS, MODELS, ActorCritic, load_published
+from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
@@ -61,10 +59,6 @@ RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, whe
 @dataclass(frozen=True)
 class Args(LevelArgs):
     # --- run ---
-    seed: NonNegative[int] = 0
-    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
-    num_seeds: Positive[int] = 1
-    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
     total_timesteps: Steps = 2**30
     """Environment steps over all environments, without those of the search for levels."""
 
@@ -111,12 +105,6 @@ class Args(LevelArgs):
     """E: passes over the data of one update."""
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
-    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
-    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
-    base_num_envs: Positive[int] = 2048
-    """Number of environments that --scaling starts from."""
-    num_rollout_chunks: Positive[int] = 1
-    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -242,7 +230,7 @@ class Batch(NamedTuple):
 
 def forward(args: Args, network: ActorCritic, params: Any, obs: Any) -> tuple[Categorical, jax.Array]:
     """Entities [n, ...] or their bits -> action distribution, values [n]."""
-    return network.apply(params, bits.unpack(obs))
+    return network.apply(params, unpack(obs))
 
 
 def draw_levels(buffer: Levels, fresh: jax.Array, num_known: int, key: jax.Array) -> jax.Array:
@@ -273,7 +261,7 @@ def rollout(
             out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
-            bits.pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
+            pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
         )
         ended = [out.episode._replace(done=out.episode.done & of) for of in (from_buffer, ~from_buffer)]
         return (env_state, out.obs), (transition, jnp.stack([envs.episode_sums(each) for each in ended]))
@@ -326,8 +314,8 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
     bound = np.inf if args.max_importance_ratio is None else np.log(args.max_importance_ratio)
     # Products of ratios are sums of their logarithms: of two factors one may overflow where the product does not.
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
-    ratio = jnp.exp(jnp.minimum(log_weight, bound) + log_ratio)
-    clipped_ratio = jnp.exp(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
+    ratio = probability_ratio(jnp.minimum(log_weight, bound) + log_ratio)
+    clipped_ratio = probability_ratio(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
@@ -335,7 +323,6 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
-    k3 = lambda log_ratio: jnp.exp(log_ratio) - 1 - log_ratio  # noqa: E731 (Schulman 2020, never negative)
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -399,36 +386,14 @@ def optimise(
     return learner._replace(params=unravel(params), opt_state=opt_state, proximal=proximal), metrics
 
 
-def measure_update(args: Args, network: ActorCritic, previous: Any, old: Learner, new: Learner, batch: Batch) -> dict:
-    """How far the update moved the parameters and the policy, and what it gained, on a sample of its transitions.
-    previous: the parameters before the update before, whose gain on fresh transitions is measured here."""
-    policy = partial(forward, args, network)
-    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    earlier, before, after = (policy(params, batch.obs)[0] for params in (previous, old.params, new.params))
-    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
-    update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, old.params))
-    return metrics | {
-        "outer/ddr": float(args.batch_size) / metrics["outer/kl"],  # an integer might not fit into 32 bits
-        "outer/update_norm": update_norm,
-        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
-    }
-
-
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
     """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
     dist, _ = policy(learner.params, batch.obs)
-    if args.norm_adv:
-        batch = batch._replace(advantage=statistics.standardise(batch.advantage))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    hidden = network.hidden(learner.params, unpack(batch.obs))
     proximal = None if learner.proximal is None else learner.proximal.params
-    obs = bits.unpack(batch.obs)
-    flat = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(obs)], axis=1)
-    return {
-        **layer_metrics(network.hidden(learner.params, obs), args.dormant_tau),
-        **gradient_metrics(lambda part: grad_fn(learner.params, proximal, part)[0], batch),
-        **policy_metrics(learner.params, dist, flat, dist.log_prob(batch.action) - batch.log_prob),
-    }
+    gradient = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params, proximal)
+    return plasticity_metrics(args, learner.params, dist, hidden, batch, gradient)
 
 
 def update(
@@ -463,7 +428,8 @@ def update(
 
     learner, (metrics, batch, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-    metrics |= measure_update(args, network, state.previous, behaviour, learner, batch)
+    policy = lambda params, batch: forward(args, network, params, batch.obs)[0]  # noqa: E731
+    metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
     sums = sums.sum(0)  # [2, 4]: levels of the buffer, fresh ones
     metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
     for kind, own in zip(("buffer", "fresh"), sums, strict=True):
@@ -608,26 +574,6 @@ def settle_search(args: Args, num_devices: int) -> Args:
     return replace(args, num_devices=num_devices, search_batch=batch, num_candidates=candidates)
 
 
-def estimate_memory(args: Args, suite: kinetix.Kinetix, state: TrainState, chunks: int) -> memory.Parts:
-    """Like memory.estimate, for environments that restart in each update, and for searches. state: shapes,
-    all seeds."""
-    level, obs = jax.eval_shape(suite.start, suite.empty_level)
-    packed = jax.eval_shape(bits.pack, jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs))
-    level, obs_bytes, packed = map(memory.tree_bytes, (level, obs, packed))
-    acting, learning = FLOATS[args.network][args.size]  # floats that the network holds at once per observation
-    copies = args.learnability_episodes if args.learnability_estimator == "episodes" else 1
-    playing = max(args.num_envs, max(2, copies) * args.search_batch) // chunks  # the filter doubles it
-    found = 11 * memory.tree_bytes(state.buffer)  # old, new, what the device has found, rows and their sum as int32
-    floats = sum(x.size for x in jax.tree.leaves(obs)) + learning
-    return {
-        "learner": 4 * args.num_devices * memory.tree_bytes(state.learner),
-        "levels": args.num_devices * found + 2 * args.num_seeds * args.search_batch * suite.level_bytes,
-        "environments": args.num_seeds * playing * (3 * level + 2 * obs_bytes + 4 * acting),
-        "rollout": args.num_seeds * args.batch_size // chunks * (packed + 4 * (len(suite.action_space.nvec) + 6) + 2),
-        "minibatch": 4 * args.num_seeds * args.minibatch_size * floats,
-    }
-
-
 def build(args: Args) -> tuple:
     """Put the functions above on the devices: learner and buffer replicated, environments and candidates split,
     several seeds vmapped. -> args, env (one device's share of one chunk), network, programs, keys."""
@@ -704,41 +650,25 @@ def evaluate_published(args: Args) -> Path:
     devices.start(args)
     network, params = load_published(args)
     player = LevelPlayer(args, network.suite, lambda params, obs: forward(args, network, params, obs)[0])
-    return evaluate_learner(args, __file__, player, params, update=0)
+    run = Run.evaluation(args, __file__, player, params)
+    with run:
+        list(run.updates())  # there are none: it only evaluates
+    return run.finish()
 
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
     if args.evaluate and kinetix.is_published(args.evaluate):
         return evaluate_published(args)
-    args, env, network, programs, keys = build(arguments.apply_scaling(begin(args, __file__)))
-    shapes = jax.eval_shape(programs.init, keys)
-    if not args.evaluate:
-        advice = f", or less than --search-batch {args.search_batch} or --buffer-size {args.buffer_size}"
-        memory.fit(args, env, partial(estimate_memory, args, env.suite, shapes), advice)
-        checkpoints.check_learner(args, shapes.learner, SAME, may_lack="proximal")
+    args, env, network, programs, keys = build(begin(args, __file__))
     player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])
-    if args.evaluate:
-        return evaluate(args, __file__, player, shapes.learner._replace(opt_state=None))
-    print(arguments.describe(args))
-
-    state = programs.init(keys)
-    if args.init_from and not args.resume:
-        learner = checkpoints.load_learner(args, state.learner, may_lack="proximal")
-        if args.com is not None and learner.proximal is None:  # of a run of PPO: as at any start, it is the policy
-            copy = jax.tree.map(jnp.copy, learner.params)
-            learner = learner._replace(proximal=state.learner.proximal._replace(params=copy))
-        state = state._replace(learner=learner)
-    run = Run(args, __file__)
-    state = run.restore(state)
-
     num_fresh = (env.num_envs - args.from_buffer(env.num_envs)) * (args.num_envs // env.num_envs)
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
     fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
+    compiled = programs.init, programs.update, keys, fresh_levels(1)
+    run, state, step = Run.start(args, __file__, player, *compiled, same=SAME, may_lack="proximal")
     fresh = fresh_levels(run.done + 1)
-    step = run.compile(programs.update, state, fresh)
     with run:
-        run.evaluate_if_due(run.done, player, state.learner)  # if a kill came between a checkpoint and its evaluation
         for index in run.updates():
             if args.buffer_share and (index - 1) % args.buffer_every == 0:
                 with run.aside():
@@ -749,16 +679,9 @@ def train(args: Args) -> Path:
             if (index - 1) % turns == 0:
                 fresh = fresh_levels(index)
             state, metrics, sample = step(state, fresh)
-            metrics = run.measure_if_due(index, metrics, programs.measure, state.learner, sample)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
-            run.evaluate_if_due(index, player, state.learner)
-        run.film_if_asked(lambda: player.film(state.learner, state.buffer))
-    if run.is_main:
-        with suppress(OSError):  # a full disk costs the picture, not the run
-            draw_success_rates(run.path, args.buffer_every)
-    run.finish()
-    return run.path
+            run.record(index, state, metrics, programs.measure, sample)
+    run.guard("success_rates.png", lambda: draw_success_rates(run.path, args.buffer_every))
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -236,8 +236,7 @@ def train(args: Args) -> Path:
             state, metrics = step(state)
             if has_theory(args):
                 metrics["theory/negative_distance"] = -predict_soon(args, index)
-            run.log(index, metrics)
-            run.save_if_due(index, state)
+            run.record(index, state, metrics)
     run.finish()
     report(args, run.path)
     return run.path

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 import ppo
-from common import bits
+from common.arrays import pack, unpack
 from common.run import devices
 
 
@@ -70,7 +70,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
     def steps_alone(state: ppo.TrainState) -> jax.Array:
         def step(env_state: Any, key: jax.Array) -> tuple:
             env_state, out = env.step(key, env_state, env.action_space.sample(key, env.num_envs))
-            return env_state, (bits.pack(out.obs), out.reward)
+            return env_state, (pack(out.obs), out.reward)
 
         env_state = jax.tree.map(lambda x: x[0], state.environments.state)
         return jax.lax.scan(step, env_state, jax.random.split(state.key, args.num_steps))[1]
@@ -89,7 +89,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
         """Takes as many gradients as an update does, all on one prepared minibatch; each moves the parameters."""
         size = flags.minibatch_size // flags.num_devices
         ready = jax.tree.map(lambda x: x[:size], batch)
-        ready = ready._replace(obs=bits.unpack(ready.obs))
+        ready = ready._replace(obs=unpack(ready.obs))
 
         def step(params: Any, _: Any) -> tuple:
             return jax.tree.map(lambda p, g: p - 1e-6 * g, params, gradient(params, ready)), None
@@ -105,7 +105,7 @@ def profile(args: Args, env_id: str) -> dict[str, float]:
         for encoder in ("actor_encoder", "critic_encoder"):
             x = batch.obs.reshape(len(batch.obs), -1).astype(jnp.float32)
             for layer in params["params"][encoder].values():
-                x = x @ layer["kernel"]
+                x = x @ layer["kernel"] if "kernel" in layer else x  # layer normalisation has none
             total += (x**2).mean()
         return total
 

@@ -63,7 +63,6 @@ class Start(NamedTuple):
 
     learner: Any
     environments: Any
-    learning_rate: float | None  # of the next epoch, with --adaptive-lr-kl
 
 
 def measure(
@@ -80,8 +79,8 @@ def measure(
     check_seed("--seed-index", seed, args, run)
     devices.start(args)
     start, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    changing = args.anneal_lr or start.learning_rate is not None
-    args = replace(records.with_rate_of(args, update, start.learning_rate), num_seeds=1, num_devices=1)
+    changing = args.anneal_lr
+    args = replace(records.with_rate_of(args, update), num_seeds=1, num_devices=1)
     if changing:
         say(f"updates have the learning rate that the run had reached, {args.learning_rate:.2g}")
     tried = list(values) or possible(args, over, say)
@@ -127,9 +126,8 @@ def check_seed(name: str, seed: int, args: Any, run: str) -> None:
 
 def update_bytes(script: ModuleType, args: Any) -> int:
     """What an update holds, on all devices."""
-    args, env, _, init, _, _, keys = script.build(args)
-    shapes, activations = jax.eval_shape(init, keys), memory.activations(args, env)
-    return sum(memory.estimate(args, env, shapes, 6, activations, SAMPLE, args.num_rollout_chunks).values())
+    args, _, _, init, step, _, keys = script.build(args)
+    return args.num_devices * sum(memory.needed(memory.compile_update(init, step, keys)[1]))
 
 
 @contextmanager
@@ -192,15 +190,13 @@ def restore(
     """The learner and the environments in the newest intact checkpoint among `updates`. -> start, its update."""
     _, _, _, init, _, _, keys = script.build(replace(args, num_devices=1))
     shapes, here = jax.eval_shape(init, keys), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    names = ("learner", "environments", *(["learning_rate"] if args.adaptive_lr_kl is not None else []))
-    like = {name: getattr(shapes, name) for name in names}
+    like = {name: getattr(shapes, name) for name in ("learner", "environments")}
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
     state, update = checkpoints.restore_newest(folder, updates, like, where, partial=True)
     if args.num_seeds > 1:
         state = jax.tree.map(lambda x: x[seed], state)
     environments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state["environments"])
-    rate = float(state["learning_rate"]) if "learning_rate" in state else None
-    return Start(*map(jax.device_get, (state["learner"], environments)), rate), update
+    return Start(*map(jax.device_get, (state["learner"], environments))), update
 
 
 def with_value(args: Any, over: str, value: float) -> Any:
@@ -217,8 +213,7 @@ def resized(args: Any, num_envs: float) -> Any:
     num_envs = max(1, round(num_envs / each)) * each
     minibatches = num_envs * args.num_steps // args.minibatch_size
     fits = lambda c: num_envs * args.num_steps <= c * CHUNK and num_envs % (c * args.num_devices) == 0  # noqa: E731
-    split = args.adaptive_lr_kl is None  # which does not go together with chunks
-    chunks = next((c for c in arguments.divisors(minibatches) if split and fits(c)), 1)
+    chunks = next((c for c in arguments.divisors(minibatches) if fits(c)), 1)
     sizes = {"num_envs": num_envs, "num_minibatches": minibatches, "num_rollout_chunks": chunks}
     return replace(args, **sizes, total_timesteps=num_envs * args.num_steps)
 
@@ -237,11 +232,9 @@ class Program:
         copies = np.random.default_rng(key).permutation(max(there, args.num_envs))[: args.num_envs] % there
         spread = jax.tree.map(lambda x: x[copies].reshape(*shape, *x.shape[1:]), environments)
         # Copies: the program takes over the memory of its state, and JAX does not copy NumPy's by itself.
-        rate = None if args.adaptive_lr_kl is None else np.float32(args.learning_rate)
-        state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous, rate))
+        state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
         if self._compiled is None:
             self._compiled = self._step.lower(state).compile()
-            memory.give_back()
         return state
 
     def step(self, state: Any) -> tuple[Any, dict[str, Any], Any]:

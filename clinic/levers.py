@@ -70,13 +70,6 @@ def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
     return found
 
 
-def adapted_rate(run: Path, update: int) -> float | None:
-    """The learning rate that --adaptive-lr-kl had reached: the last one logged up to an update, the mean over seeds."""
-    key = "charts/learning_rate"
-    logged = [line[key] for line in plots.read_lines(run) if key in line and line["update"] <= update]
-    return float(np.mean(logged[-1])) if logged else None
-
-
 def cells_of(
     run: str, script: str, args: Any, levers: dict[str, Lever], budget: int, seeds: Sequence[int], fresh: bool
 ) -> dict[tuple[str, int], grid.Cell]:

@@ -26,10 +26,7 @@ def arguments_of(script: str, saved: Any) -> Any:
     return kind(**known | {name: getattr(default, name) for name in STARTED if name in fields})
 
 
-def with_rate_of(args: Any, update: int, adapted: float | None = None) -> Any:
-    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps, or
-    that --adaptive-lr-kl has adapted it to, and goes on from."""
-    if adapted is not None:
-        return replace(args, learning_rate=adapted)
+def with_rate_of(args: Any, update: int) -> Any:
+    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
     remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
     return replace(args, learning_rate=args.learning_rate * remaining, anneal_lr=False)

@@ -34,6 +34,20 @@ class Box(NamedTuple):
         return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
 
+def probability_ratio(log_ratio: jax.Array) -> jax.Array:
+    """exp(log_ratio), but beyond e^80 the value and slope that it has there: an infinite ratio has a gradient of NaN,
+    even where a clipped one takes its place (0 * inf). Any shape."""
+    return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - 80, 0)))
+
+
+def k3(log_ratio: jax.Array) -> jax.Array:
+    """exp(x) - 1 - x, never negative: the KL's estimator k3 of Schulman 2020, whose mean over p is KL(p || q) if x is
+    log q - log p. Below 0.1 by its series, because the difference would be lost to rounding. Any shape."""
+    x = jnp.clip(log_ratio, -0.1, 0.1)
+    series = x**2 / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6))))
+    return jnp.where(x == log_ratio, series, jnp.expm1(log_ratio) - log_ratio)
+
+
 @struct.dataclass
 class Categorical:
     """Independent categorical choices, one per action dimension. logits: [..., sum(nvec)]; actions: [..., D]."""
@@ -41,9 +55,11 @@ class Categorical:
     logits: jax.Array
     nvec: tuple[int, ...] = struct.field(pytree_node=False)
 
+    def _logits(self) -> list[jax.Array]:
+        return jnp.split(self.logits, np.cumsum(self.nvec)[:-1], axis=-1)
+
     def _log_probs(self) -> list[jax.Array]:
-        parts = jnp.split(self.logits, np.cumsum(self.nvec)[:-1], axis=-1)
-        return [jax.nn.log_softmax(part) for part in parts]
+        return [jax.nn.log_softmax(part) for part in self._logits()]
 
     def probs(self) -> jax.Array:
         """Probabilities of the options, dimension after dimension, [..., sum(nvec)]."""
@@ -69,9 +85,17 @@ class Categorical:
         return sum(-(jnp.exp(part) * part).sum(-1) for part in self._log_probs())
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """KL(self || other), exact."""
-        pairs = zip(self._log_probs(), other._log_probs(), strict=True)
-        return sum((jnp.exp(p) * (p - q)).sum(-1) for p, q in pairs)
+        """KL(self || other), exact. Never negative, and right for the smallest steps."""
+        total = 0.0
+        for log_p, old, new in zip(self._log_probs(), self._logits(), other._logits(), strict=True):
+            # With x = log q - log p up to a constant, such that its mean over p is 0, the KL is the logarithm of the
+            # mean of exp(x), which is 1 + that of k3(x). The mean of log p - log q would lose small steps to rounding.
+            p, x = jnp.exp(log_p), new - old
+            x = x - (p * x).sum(-1, keepdims=True)
+            terms = jnp.where(x < 1, p * k3(jnp.minimum(x, 1)), jnp.exp(log_p + x) - p * (1 + x))
+            excess = terms.sum(-1)
+            total += jnp.where(excess < 1, jnp.log1p(excess), jax.nn.logsumexp(log_p + x, axis=-1))
+        return total
 
 
 @struct.dataclass
@@ -95,10 +119,9 @@ class Gaussian:
         return (self.log_std + 0.5 * jnp.log(2 * jnp.pi * jnp.e)).sum(-1)
 
     def kl(self, other: "Gaussian") -> jax.Array:
-        """KL(self || other), exact."""
-        ratio = jnp.exp(2 * (self.log_std - other.log_std))
+        """KL(self || other), exact. Never negative, and right for the smallest steps."""
         distance = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
-        return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)
+        return 0.5 * (k3(2 * (self.log_std - other.log_std)) + distance).sum(-1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

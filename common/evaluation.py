@@ -131,11 +131,11 @@ class Player:
         means = {"eval/episodic_return": first.total_reward.mean(-1), "eval/episodic_length": first.length.mean(-1)}
         return means | ({"eval/solve_rate": first.success.mean(-1)} if self._suite.has_success else {})
 
-    def film(self, learner: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
-        """One episode of the (first) learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
+    def film(self, state: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
+        """One episode of the (first) state.learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
 
         def pictures() -> list[np.ndarray]:
-            return record(self._suite, [None], *self._first(learner), self._memory(1))[0]
+            return record(self._suite, [None], *self._first(state.learner), self._memory(1))[0]
 
         return {"final_policy": pictures}
 

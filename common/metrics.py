@@ -2,22 +2,74 @@
 appendix B) and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
 says what moves them and when to worry.
 
-These are pure functions of a whole sample. If it is split over devices, gather it first; only `step_metrics` takes each
-device's part.
+These are pure functions of a whole sample. If it is split over devices, gather it first; only `measure_update` and
+`step_metrics` take each device's part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Categorical, Gaussian
-from common.statistics import standardise
+from common.arrays import unpack
+from common.statistics import RunningStats, standardise
 
 COVERAGE_SAMPLE = 512  # observations at most, because a larger sample covers more by itself
 GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many parts of a sample
+
+
+class Sample(NamedTuple):
+    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
+
+    batch: Any  # [C, n, ...], of this device
+    obs_stats: RunningStats
+
+
+def measure_update(
+    policy: Callable[[Any, Any], Any], previous: Any, old: Any, new: Any, batch: Any, batch_size: int
+) -> dict[str, jax.Array]:
+    """How far an update moved the parameters and the policy, and what it gained, on a sample of its transitions.
+
+    policy(parameters, batch) -> distribution; previous, old, new: parameters before the update before, whose gain on
+    fresh transitions is measured here, before and after this one; batch: [C, n, ...] of this device, with action and
+    advantage; batch_size: transitions of the update.
+    """
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    earlier, before, after = (policy(params, batch) for params in (previous, old, new))
+    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
+    return metrics | move_metrics(metrics["outer/kl"], old, new, batch_size)
+
+
+def move_metrics(kl: jax.Array, old: Any, new: Any, batch_size: int) -> dict[str, jax.Array]:
+    """Of an update from parameters `old` to `new`: transitions per nat, the norm of the step, whether it is finite."""
+    update_norm = weight_norm(jax.tree.map(jnp.subtract, new, old))
+    return {
+        "outer/ddr": float(batch_size) / kl,  # an integer might not fit into 32 bits
+        "outer/update_norm": update_norm,
+        "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
+    }
+
+
+def plasticity_metrics(
+    args: Any, params: Any, dist: Any, intermediates: Any, batch: Any, gradient: Callable[[Any], Any]
+) -> dict[str, jax.Array]:
+    """What Mayor et al. 2025, appendix B, measure, of a policy gradient on transitions of an update.
+
+    dist, intermediates: of `params` on batch [n, ...], and what the encoders sowed; gradient(part of batch) -> that of
+    the loss, aux. -> scalars.
+    """
+    if args.norm_adv:
+        batch = batch._replace(advantage=standardise(batch.advantage))
+    seen = jax.tree.leaves(unpack(batch.obs))
+    obs = seen[0] if len(seen) == 1 else jnp.concatenate([x.reshape(x.shape[0], -1) for x in seen], axis=1)
+    return {
+        **layer_metrics(intermediates, args.dormant_tau),
+        **gradient_metrics(lambda part: gradient(part)[0], batch),
+        **policy_metrics(params, dist, obs, dist.log_prob(batch.action) - batch.log_prob),
+    }
 
 
 def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, jax.Array]:

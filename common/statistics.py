@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from common import bits
+from common.arrays import unpack
 
 
 def means(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -52,14 +52,31 @@ def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -
 
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and (population) variance over the first axis and over devices. [n, ...] -> [...], [...]."""
-    mean = jax.lax.pmean(x.mean(0), "device")
-    return mean, jax.lax.pmean(((x - mean) ** 2).mean(0), "device")
+    shift, mean, var = _moments(x)
+    return shift + mean, var
+
+
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """-> shift, mean and variance of x - shift, where shift is one of x: large equal numbers leave no rounding."""
+    rest = x - x[0]
+    return _together(x[0], rest.mean(0), rest.var(0))
+
+
+def _together(shift: jax.Array, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Moments of this device's numbers -> of those of all devices, which have equally many. They meet once."""
+    shift, mean, var = jax.lax.all_gather(jnp.stack([shift, mean, var]), "device", axis=1)
+    means = shift - shift[0] + mean
+    mean = means.mean(0)
+    return shift[0], mean, (var + (means - mean) ** 2).mean(0)
 
 
 def standardise(x: jax.Array) -> jax.Array:
-    """Shift and scale to mean 0 and standard deviation 1 over all devices. Finite even for one number. [n] -> [n]."""
-    mean, var = moments(x)
-    return (x - mean) / (jnp.sqrt(var) + 1e-8)
+    """Shift and scale to mean 0 and standard deviation 1 over all devices. Of numbers that are equal but for rounding,
+    or of a single one, 0. [n] -> [n]."""
+    shift, mean, var = _moments(x)
+    std = jnp.sqrt(var)
+    rounding = 2 * jnp.finfo(x.dtype).eps * jnp.abs(shift)
+    return jnp.where(std <= rounding, 0.0, (x - shift - mean) / (std + 1e-8))
 
 
 def explained_variance(error: jax.Array, target: jax.Array) -> jax.Array:
@@ -91,25 +108,26 @@ def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
 def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
     """The same for observations [T, N, ...] or their bits, one step after the other: all bits of a rollout at once
     would be unpacked to 32 times as much memory. Merged as a whole: what a single step of few environments changes
-    would be lost to float32 after 10^8 samples. Devices, which have equally many, meet once."""
+    would be lost to float32 after 10^8 samples. All are taken less the first, see `_moments`."""
+    shift = unpack(jax.tree.map(lambda x: x[0], x))[0].astype(jnp.float32)
 
     def step(own: RunningStats, x: Any) -> tuple[RunningStats, None]:
-        x = bits.unpack(x).astype(jnp.float32)
+        x = unpack(x).astype(jnp.float32) - shift
         return merge(own, RunningStats(x.mean(0), x.var(0), jnp.float32(x.shape[0]))), None
 
     own = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, stats), x)[0]
-    mean = jax.lax.pmean(own.mean, "device")
-    var = jax.lax.pmean(own.var + (own.mean - mean) ** 2, "device")
-    return merge(stats, RunningStats(mean, var, jax.lax.psum(own.count, "device")))
+    shift, mean, var = _together(shift, own.mean, own.var)
+    return merge(stats, RunningStats(shift + mean, var, jax.lax.psum(own.count, "device")))
 
 
 def merge(stats: RunningStats, new: RunningStats) -> RunningStats:
-    """The moments of both (Chan et al. 1979). They move by weighted differences, so float32 does not lose a rollout of
-    a thousand samples after 10^9."""
+    """The moments of both (Chan et al. 1979). The larger part moves by weighted differences, so float32 does not lose a
+    rollout of a thousand samples after 10^9, nor what comes after nothing."""
     count = stats.count + new.count
-    weight, delta = new.count / count, new.mean - stats.mean
-    var = stats.var + weight * (new.var - stats.var) + weight * (1 - weight) * delta**2
-    return RunningStats(stats.mean + weight * delta, var, count)
+    old_weight, weight = stats.count / count, new.count / count
+    mix = lambda a, b: jnp.where(weight < 0.5, a + weight * (b - a), b + old_weight * (a - b))  # noqa: E731
+    between = old_weight * weight * (new.mean - stats.mean) ** 2
+    return RunningStats(mix(stats.mean, new.mean), mix(stats.var, new.var) + between, count)
 
 
 def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:

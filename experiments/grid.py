@@ -24,6 +24,7 @@ from common.run.checkpoints import checkpoint_updates
 
 ROOT = Path(__file__).parents[1]
 State = Literal["finished", "interrupted", "missing"]
+Say = Callable[[str], None]
 POLL = 1.0  # seconds between two looks at a run that another process makes
 
 
@@ -44,6 +45,9 @@ class Cell:
     def depth(self) -> int:
         """How many runs have to finish before this one, one after another."""
         return 0 if self.source is None else 1 + self.source.depth
+
+
+Then = Callable[[Cell], Cell | None]  # what follows a finished run
 
 
 def named(
@@ -127,10 +131,11 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(found.values(), key=lambda cell: cell.depth)
 
 
-def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then = lambda cell: None) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
     beside its folder. What starts from a run that another process is at work on waits for it. Ctrl-C or SIGTERM makes
-    all of them save and stop. -> what failed, a line each."""
+    all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one to run next
+    on the same cores. -> what failed, a line each."""
     cells = with_sources(cells)
     missing = [cell for cell in cells if state(cell, folder) != "finished"]
     failed: list[str] = []
@@ -143,7 +148,7 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[s
             ready = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
             lost = [c for c in stage if c not in ready and c not in waiting]
             failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in lost]
-            failed += _run_stage(ready, folder, jobs, say)
+            failed += _run_stage(ready, folder, jobs, say, then)
             stage = [c for c in waiting if c not in ready]
             for name in dict.fromkeys(c.source.name for c in stage if c.source.name not in told):
                 say(f"waiting for {name}, which another process is running")
@@ -152,21 +157,7 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[s
     return failed
 
 
-def made(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None], dry_run: bool) -> bool:
-    """Runs the unfinished cells, or with dry_run prints their commands. -> whether all are finished now. Raises
-    SystemExit with a line for each run that failed."""
-    if dry_run:
-        missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
-        print("\n".join(paste(cell, folder) for cell in missing))
-        return False
-    failed = run_missing(cells, folder, jobs, say)
-    lacking = [cell.name for cell in with_sources(cells) if state(cell, folder) != "finished"]
-    if failed or lacking:  # without a failure another process is still running what lacks
-        raise SystemExit("\n".join([*failed, f"{len(lacking)} of {len(with_sources(cells))} runs are not finished"]))
-    return True
-
-
-def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None]) -> list[str]:
+def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then) -> list[str]:
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
     for cell in cells:
         waiting.put(cell)
@@ -177,9 +168,10 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
 
     def work(cores: set[int]) -> None:
         nonlocal done, processes
+        following: Cell | None = None
         while not stopping.is_set():
             try:
-                cell = waiting.get_nowait()
+                cell, following = following or waiting.get_nowait(), None
             except queue.Empty:
                 return
             start = time.perf_counter()
@@ -192,28 +184,23 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
             except (OSError, UsageError) as error:
                 failed.append(f"{cell.name}: {error}")
                 continue
-            if process is None:
-                done += 1
-                if state(cell, folder) != "finished":
-                    say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
-                continue
-            code = process.wait()
-            done += 1
+            code = process.wait() if process else None
+            finished = code == 0 or (process is None and state(cell, folder) == "finished")
+            following = then(cell) if finished else None
+            done += following is None
             if code == 0:
-                left = (time.perf_counter() - began) / done * (len(cells) - done)
+                left = (time.perf_counter() - began) / max(1, done) * (len(cells) - done)
                 seconds = time.perf_counter() - start
                 say(f"[{done}/{len(cells)}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
-            elif not stopping.is_set():
+            elif process is None and not finished:
+                say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
+            elif process is not None and not stopping.is_set():
                 failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
                 say(f"[{done}/{len(cells)}] failed: {failed[-1]}")
 
-    threads = [threading.Thread(target=work, args=(cores,)) for cores in _shares(min(jobs, len(cells)))]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, len(cells)))]
     try:
-        with _signals_interrupt():
-            for thread in threads:
-                thread.join()
+        _run_through(threads)
     except KeyboardInterrupt:
         with starting:
             stopping.set()
@@ -226,8 +213,16 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[st
     return failed
 
 
+def _run_through(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    with signals_interrupt():
+        for thread in threads:
+            thread.join()
+
+
 @contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def signals_interrupt() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP are a KeyboardInterrupt, as Ctrl-C is: the runs are in groups of their own, and would
     go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
 
@@ -256,7 +251,7 @@ def cores_or_one() -> int:
     return 1 if devices.number_of_gpus() else cores()
 
 
-def _shares(jobs: int) -> list[set[int]]:
+def shares(jobs: int) -> list[set[int]]:
     """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
@@ -283,12 +278,12 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
         # second signal, at which it exits without saving.
         words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
-        with _bound(cores):
+        with bound(cores):
             return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
 
 
 @contextlib.contextmanager
-def _bound(cores: set[int]) -> Iterator[None]:
+def bound(cores: set[int]) -> Iterator[None]:
     """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
     could deadlock once JAX has started its threads.)"""
     before = os.sched_getaffinity(0) if cores else set()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import bits, envs, metrics
+from common import arrays, envs, metrics
 from common.run.arguments import UsageError, read_record, typed
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.folder import write_atomically
@@ -86,7 +86,7 @@ def observations(folder: Path, run: Cell) -> np.ndarray:
         policies, seen = Policies(folder, run), []
         for update in spread(policies.updates, run, policies.where):
             batch = policies.play(update)[1].batch
-            obs = jax.vmap(bits.unpack)(batch.obs) if policies.axis else bits.unpack(batch.obs)[None]
+            obs = jax.vmap(arrays.unpack)(batch.obs) if policies.axis else arrays.unpack(batch.obs)[None]
             seen.append(np.asarray(obs[:, : SHOWN // CHECKPOINTS]))
         found = np.concatenate(seen, axis=1)
         np.save(part := file.with_suffix(".part.npy"), found.reshape(*found.shape[:2], -1))

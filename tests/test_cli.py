@@ -64,11 +64,6 @@ def call(monkeypatch, *flags):
         ("--distributed --coordinator-address a --num-processes 2 --process-id 1", ["address a: must be HOST:PORT"]),
         ("--network cnn --env-id CartPole-v1", ["--network cnn", "CartPole-v1", "(4,)"]),
         ("--capture-video --env-id Catch-bsuite", ["--capture-video", "Catch-bsuite"]),
-        ("--num-envs 100000000 --total-timesteps 4000000000", ["GB", "--num-envs", "fewer"]),
-        (
-            "--env-id CartPole-v1 --num-envs 4194304 --num-steps 1024 --total-timesteps 4294967296",
-            ["GB", "--num-rollout-chunks", "would fit"],
-        ),
         (
             "--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
             ["2^31", "--num-rollout-chunks"],

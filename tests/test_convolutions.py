@@ -11,7 +11,7 @@ import ppo_ewma
 import pqn
 import sapg
 from common.actions import Discrete
-from common.convolutions import CONVOLUTIONS
+from common.arrays import CONVOLUTIONS
 
 SHAPES = {  # observation, kernel, stride, padding
     "nature's first": ((2, 12, 13, 2), (8, 8, 2, 3), 4, 0),
@@ -59,9 +59,8 @@ def test_a_convolution_and_its_gradients_are_the_sums_they_stand_for(which, dtyp
 
 
 def network_of(script, name, **given):
-    if script is pqn:  # a layer normalisation would hide the scale
-        return pqn.QNetwork(pqn.Args(network=name, layer_norm=False, **given), 6)
-    return script.ActorCritic(script.Args(network=name, **given), Discrete((6,)))
+    args = script.Args(network=name, layer_norm=False, **given)  # which would hide the scale
+    return pqn.QNetwork(args, 6) if script is pqn else script.ActorCritic(args, Discrete((6,)))
 
 
 @pytest.mark.parametrize("script", [ppo, ppo_ewma, pqn])
@@ -79,7 +78,8 @@ def test_bytes_are_pixels_from_0_to_1(script, name):
 @pytest.mark.parametrize("script", [ppo, sapg, pqn])
 def test_nine_shifted_views_are_a_convolution(script):
     """On an image that is no square."""
-    rng, args = np.random.default_rng(0), script.Args(network="cnn", activation="tanh", hidden_sizes=(2,))
+    rng = np.random.default_rng(0)
+    args = script.Args(network="cnn", activation="tanh", layer_norm=False, hidden_sizes=(2,))
     encoder = network_of(pqn, "cnn", activation="tanh", hidden_sizes=(2,)) if script is pqn else script.Encoder(args)
     obs = rng.normal(size=(2, 5, 7, 3))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape), encoder.init(jax.random.key(0), obs))

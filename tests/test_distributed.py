@@ -135,7 +135,7 @@ def test_two_processes_make_one_run_and_one_policy(straight):
     for update in (60, 120):
         views = [np.load(straight.parent / f"straight-{update}-{process}.npz") for process in range(2)]
         shared = [name for name in views[0] if name.startswith(("learner", "key", "update"))]
-        assert len(shared) == 19  # parameters, Adam's state, statistics, key, update
+        assert len(shared) == 23  # parameters, Adam's state, statistics, key, update
         for name in shared:
             np.testing.assert_array_equal(views[0][name], views[1][name], err_msg=name)
         obs = f"environments/{sum(name.startswith('environments') for name in views[0]) - 2}"

@@ -73,7 +73,7 @@ def test_a_run_and_each_of_its_checkpoints_are_evaluated_as_they_were(trained, m
     script, path = trained
     own = {line["update"]: scores(line) for line in plots.read_lines(path) if scores(line)}
     assert own.keys() == {5, 10} and own[5] != own[10]
-    monkeypatch.setattr(runs.Run, "compile", lambda *_: pytest.fail("compiled an update"))
+    monkeypatch.setattr(runs.memory, "compile_update", lambda *_: pytest.fail("compiled an update"))
     for source, update in ((path, 10), (f"{path}@5", 5)):
         made = call(script, path.parent, "--evaluate", source, "--num-eval-episodes", 6, "--capture-video")
         (line,) = plots.read_lines(made)

@@ -14,8 +14,9 @@ import ppo_rnd
 import ppo_rnn
 import pqn
 import sapg
+import sfl_kinetix
 from common import envs
-from common.actions import Discrete
+from common.actions import Categorical, Discrete
 
 SCRIPTS = {
     "ppo": (ppo, {}),
@@ -25,6 +26,10 @@ SCRIPTS = {
     "sapg": (sapg, {"num_blocks": 1}),
     "pqn": (pqn, {}),
 }
+PPOS = [name for name in SCRIPTS if name != "pqn"]
+LOSSES = SCRIPTS | {"ppo_rnn": (ppo_rnn, {})}
+LOSSES |= {"sfl_kinetix": (sfl_kinetix, {}), "sfl_kinetix, com": (sfl_kinetix, {"com": 8.0})}
+del LOSSES["pqn"]
 FLAGS = dict(num_envs=8, num_steps=6, num_minibatches=4, hidden_sizes=(8,), num_devices=1, num_eval_episodes=0)
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
@@ -203,9 +208,6 @@ def test_eight_devices_count_all_episodes_and_play_different_ones(name):
         assert len(np.unique(np.asarray(there.environments.obs)[0, :, 1])) == 16
 
 
-PPOS = [name for name in SCRIPTS if name != "pqn"]
-
-
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("name", PPOS)
 def test_each_minibatch_has_standardised_advantages_or_those_that_there_are(monkeypatch, name, norm):
@@ -234,3 +236,72 @@ def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(name):
     flags = dict(target_kl=1e-9, update_epochs=4, learning_rate=3e-2)
     *_, state, step = built(name, Noise(Discrete((3,))), **flags)
     assert step(state)[1]["outer/epochs"] == 1
+
+
+def surrogates(name, now, acted, advantage, proximal=0.0, **columns):
+    """The policy's term of the loss of single transitions, and its slopes in `now`, their log-probabilities [n]; acted,
+    proximal: those under the behaviour policy and, where there is one, the proximal policy. advantage: [n]."""
+    script, own = LOSSES[name]
+    args = script.Args(**own, clip_eps=0.2, ent_coef=0.0, vf_coef=0.0, num_devices=1)
+    proximals = {"ppo_ewma": (proximal,), "sfl_kinetix, com": (proximal,), "sfl_kinetix": (None,)}.get(name, ())
+    zeros = jnp.zeros((1, 2) if name == "ppo_rnd" else 1)
+
+    class Known(Categorical):
+        def log_prob(self, action):
+            return self.logits[..., 0]
+
+    def policy(log_prob, *_):
+        return (Known(jnp.full((1, 1), log_prob), (1,)), zeros, None)[: 3 if name == "ppo_rnn" else 2]
+
+    def loss(now, advantage):
+        known = {"log_prob": acted, "advantage": advantage} | columns
+        known = {field: jnp.full(1, x, jnp.float32) for field, x in known.items()}
+        batch = script.Batch(**dict.fromkeys(script.Batch._fields, zeros) | known)
+        return script.ppo_loss(args, policy, now, *proximals, batch)[0]
+
+    now, advantage = (jnp.asarray(x, jnp.float32) for x in (now, advantage))
+    return np.asarray(jax.jit(jax.vmap(jax.value_and_grad(loss)))(now, advantage))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_ratio_beyond_float32_is_clipped_and_is_finite_where_it_is_not_clipped(monkeypatch, name):
+    """An ordinary ratio gives the same bits as the plain exponential."""
+    huge = [88.0, 89.0, 100.0, 1000.0]
+    np.testing.assert_allclose(surrogates(name, huge, 0.0, [2.0] * 4), [[-2.4] * 4, [0.0] * 4], rtol=1e-6)
+    found = surrogates(name, huge, 0.0, [-2.0] * 4)
+    assert (found > 1e30).all() and np.isfinite(found).all()  # downhill it becomes less likely
+    ordinary = [-1e3, -30.0, -0.1, 0.0, 0.1, 1.0, 30.0, 79.0] * 2, 0.0, [2.0] * 8 + [-2.0] * 8
+    bounded = surrogates(name, *ordinary)
+    monkeypatch.setattr(LOSSES[name][0], "probability_ratio", jnp.exp)
+    np.testing.assert_array_equal(bounded, surrogates(name, *ordinary))
+
+
+@pytest.mark.parametrize("log_weight", [30.0, 79.0, 100.0, 1000.0])
+@pytest.mark.parametrize("name, factor", [("sapg", "log_center"), ("ppo_ewma", "proximal")])
+def test_an_importance_weight_beyond_float32_has_finite_gradients(name, factor, log_weight):
+    """That of relabelled rows in sapg.py, around which it clips, and that of the proximal policy in ppo_ewma.py."""
+    now, advantage = np.array([0.1, 0.1, 500.0, 500.0]) + log_weight, [2.0, -2.0, 2.0, -2.0]
+    found = surrogates(name, now, 0.0, advantage, **{factor: log_weight})
+    assert np.isfinite(found).all()
+    inside = np.exp(min(now[0], 80)) * np.array([-2.0, 2.0])
+    np.testing.assert_allclose(found[:, :2], [inside, inside], rtol=1e-4)
+    if log_weight < 79:
+        np.testing.assert_allclose(found[:, 2], [-2.4 * np.exp(log_weight), 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", PPOS)
+def test_layers_are_normalised_before_the_activation_and_measured_after_it(name):
+    """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
+    script, _ = SCRIPTS[name]
+    args = script.Args(layer_norm=True, activation="relu", hidden_sizes=(7, 5), num_devices=1)
+    assert "layer_norm" in script.SAME and not script.Args().layer_norm
+    encoder, obs = script.Encoder(args), np.random.default_rng(0).normal(3, 5, (11, 4)).astype(np.float32)
+    params = encoder.init(jax.random.key(0), obs)
+    features, sown = encoder.apply(params, obs, mutable="intermediates")
+    x, layers = obs.astype(np.float64), []
+    for i in range(2):
+        x = x @ np.asarray(params["params"][f"Dense_{i}"]["kernel"], np.float64)
+        x = np.maximum((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6), 0)
+        layers.append(x)
+    for found, wanted in zip([*sown["intermediates"]["hidden"], features], [*layers, x], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)

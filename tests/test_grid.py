@@ -228,10 +228,10 @@ def test_as_many_run_at_a_time_as_asked(jobs, together):
 def test_jobs_share_the_cores_without_overlap(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 9)), raising=False)
     for jobs in (1, 2, 5):
-        shares = grid._shares(jobs)
+        shares = grid.shares(jobs)
         assert len(shares) == jobs and sorted(core for share in shares for core in share) == [4, 5, 6, 7, 8]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert all(share for share in grid._shares(7))
+    assert all(share for share in grid.shares(7))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux only")
@@ -240,7 +240,7 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
     jax.devices()  # from here on JAX warns of a fork that runs Python in the child: it may deadlock
     run(*(cell(name, seconds=0.5) for name in "ab"), jobs=2)
     kept = sorted(json.loads(path.read_text()) for path in RUNS.glob("*/cores.json"))
-    assert kept == sorted(sorted(share) for share in grid._shares(2))
+    assert kept == sorted(sorted(share) for share in grid.shares(2))
     assert os.sched_getaffinity(0) == mine
     assert not [warning for warning in recwarn if "fork" in str(warning.message)]
 
@@ -428,3 +428,17 @@ def test_each_task_of_the_array_runs_its_own_command(monkeypatch, tmp_path):
         assert started()[-1] == name
     assert starts()[0][2:4] == ["--note", "two words"] and starts()[1][2:4] == ["--note", "it's"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["finished", "finished", "missing"]
+
+
+def test_what_follows_a_finished_run_is_made_next_on_the_same_cores():
+    told = []
+
+    def then(done):
+        told.append((done.name, grid.state(done, RUNS)))
+        return None if done.name.endswith("+") else cell(f"{done.name}+")
+
+    assert grid.run_missing([cell("a"), cell("b")], RUNS, 1, print, then) == []
+    assert started() == ["a", "a+", "b", "b+"]
+    assert told == [(name, "finished") for name in started()]
+    (failed,) = grid.run_missing([cell("c", fail=True)], RUNS, 1, print, then)
+    assert failed.startswith("c: exit code 1") and len(told) == 4

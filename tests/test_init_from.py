@@ -183,22 +183,29 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path, f
 
 def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     """From the very state that four devices had after update 4, each with one environment, now on two with two each."""
-    saved, started, save, compile_update = {}, [], checkpoints.Checkpoints.save, runs.Run.compile
+    saved, started, save, compile_update = {}, [], checkpoints.Checkpoints.save, runs.memory.compile_update
     here = lambda state: jax.tree.map(np.array, jax.device_get(state._replace(key=jax.random.key_data(state.key))))  # noqa: E731
 
     def spy_save(self, update, state):
         saved[update] = here(state)
         save(self, update, state)
 
-    def spy_compile(run, function, state):
-        started.append((here(state), jax.tree.map(lambda x: x.sharding, state)))
-        return compile_update(run, function, state)
+    def spy_compile(*programs):
+        init, step = compile_update(*programs)
+
+        def spied(state):
+            if not started:
+                started.append((here(state), jax.tree.map(lambda x: x.sharding, state)))
+            return step(state)
+
+        spied.memory_analysis = step.memory_analysis
+        return init, spied
 
     flags = [*CARTPOLE.split(), *BASE.split(), "--num-devices", 4]
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.Checkpoints, "save", spy_save)
         path = call(ppo, tmp_path / "straight", *flags).path
-    monkeypatch.setattr(runs.Run, "compile", spy_compile)
+    monkeypatch.setattr(runs.memory, "compile_update", spy_compile)
     found = resumed(ppo, path, tmp_path / "resumed", 4, "--num-devices", "2")
     ((start, layout),) = started
     same(start, saved[4])

@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 import ppo
 import ppo_ewma
 import pqn
-from common import bits, envs, statistics
+from common import envs, statistics
+from common.arrays import gather_rows, pack
 from common.run import checkpoints, plots
 from common.run.arguments import UsageError
-from common.sample import gather_rows
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
 FLAGS = {
@@ -297,7 +297,7 @@ def fresh(name, network, shared):
         fields["proximal"] = ppo_ewma.Proximal(params, jnp.ones(()))
     learner = script.Learner(**dict.fromkeys(script.Learner._fields) | fields)
     measure = on_devices(partial(script.measure_plasticity, args, network))
-    rows = script.Batch(bits.pack(obs), action, *numbers)
+    rows = script.Batch(pack(obs), action, *numbers)
     return learner, sample_of(script, rows, fields["obs_stats"]), measure
 
 

@@ -4,6 +4,7 @@ Nothing here repeats the formula that it tests: it counts, adds up n-step return
 """
 
 from dataclasses import replace
+from decimal import Decimal, localcontext
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 import ppo
 import ppo_rnn
-from common import envs
-from common.actions import Box, Categorical, Discrete, Gaussian, bounded
-from common.bits import unpack
+from common import envs, metrics as measures
+from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
+from common.arrays import unpack
 from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
 from common.statistics import explained_variance, standardise
 
@@ -274,8 +275,31 @@ def test_advantages_are_normalised_over_the_minibatch_of_all_devices():
         np.testing.assert_allclose(normal, (x - x.mean()) / x.std(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_minibatch_of_one_has_a_finite_advantage():
-    assert on_devices(standardise)(jnp.array([3.0])) == 0
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("value", [-2.7, 1 / 3, 0.0, 3.0, 1234.567, 1e9])
+def test_equal_advantages_push_nowhere(value, number):
+    """In any number, and also if they are equal but for their last bit."""
+    normal = on_devices(standardise, number, P("device"), P("device"))
+    for size in (1, 7, 2048):
+        x = np.full(number * size, value, np.float32)
+        np.testing.assert_array_equal(normal(x), 0)
+        x[::3], x[1::3] = np.nextafter(x[::3], np.float32(np.inf)), np.nextafter(x[1::3], np.float32(-np.inf))
+        np.testing.assert_allclose(normal(x), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("mean, std", [(0, 1e-5), (1e3, 1e-2), (-1e3, 1e-2), (1e-3, 1e-3), (1e6, 1e3), (0, 1e6)])
+def test_advantages_are_standardised_to_the_last_digits_whatever_their_mean(mean, std, number):
+    x = np.random.default_rng(0).normal(mean, std, 1024).astype(np.float32)
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean()) / (exact.std() + 1e-8)
+    normal = on_devices(standardise, number, P("device"), P("device"))(x)
+    np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=2e-6)
+
+
+def test_a_diverged_advantage_is_not_hidden():
+    for lost in (np.nan, np.inf):
+        assert np.isnan(on_devices(standardise)(jnp.array([3.0, lost, 3.0]))).any()
 
 
 # Distributions
@@ -298,6 +322,55 @@ def test_kl_and_entropy_agree_with_samples(kind):
     for exact, samples in ((p.kl(q), log_p - log_q), (p.entropy(), -log_p)):
         assert abs(exact - samples.mean()) < 5 * samples.std() / 2**7.5
     assert p.kl(q) > 0.1 and abs(p.kl(q) - q.kl(p)) > 0.01 and abs(p.kl(p)) < 1e-6
+
+
+def decimal_kl(kind, p, q):
+    """KL(p || q) with 50 digits. p, q: what the float32 parameters of two distributions are."""
+    with localcontext(prec=50):
+        p, q = ([[Decimal(float(x)) for x in part] for part in dist] for dist in (p, q))
+        if kind == "gaussian":
+            rows = zip(*p, *q, strict=True)
+            return sum(((2 * s - 2 * t).exp() + ((m - n) / t.exp()) ** 2 - 1) / 2 + t - s for m, s, n, t in rows)
+        total = Decimal(0)
+        for a, b in zip(p, q, strict=True):
+            a, b = ([x - sum(y.exp() for y in part).ln() for x in part] for part in (a, b))
+            total += sum(x.exp() * (x - y) for x, y in zip(a, b, strict=True))
+        return total
+
+
+@pytest.mark.parametrize("step", [1e-7, 1e-6, 1e-5, 1e-4, 1e-2, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize(
+    "kind, scale", [("discrete", 0.01), ("discrete", 20.0), ("multi-discrete", 1.0), ("gaussian", 1.0)]
+)
+def test_kl_is_exact_for_the_smallest_step_and_for_a_large_one(kind, scale, step):
+    """From 1e-15 to 100 and more. A Gaussian moves its mean, its deviation, or both."""
+    rng = np.random.default_rng(0)
+    shapes = {"discrete": (1, 5), "multi-discrete": (3, 2), "gaussian": (2, 3)}
+    old = scale * rng.normal(size=(12, *shapes[kind]))
+    moved = min(step, 3.0 if kind == "gaussian" else step) * rng.normal(size=old.shape)
+    if kind == "gaussian":
+        moved[0::3, 0] = moved[1::3, 1] = 0
+    old, new = (x.astype(np.float32) for x in (old, old + moved))
+    if kind == "gaussian":
+        kl = jax.jit(lambda a, b: Gaussian(a[:, 0], a[:, 1]).kl(Gaussian(b[:, 0], b[:, 1])))(old, new)
+    else:
+        nvec = (old.shape[2],) * old.shape[1]
+        kl = jax.jit(lambda a, b: Categorical(a, nvec).kl(Categorical(b, nvec)))(
+            old.reshape(12, -1), new.reshape(12, -1)
+        )
+    wanted = [float(decimal_kl(kind, *pair)) for pair in zip(old, new, strict=True)]
+    assert (kl >= 0).all() and max(wanted) > 0
+    np.testing.assert_allclose(kl, wanted, rtol=2e-4, atol=1e-19)
+
+
+def test_k3_is_exact_for_small_ratios_and_large_ones():
+    x = np.concatenate([sign * np.geomspace(1e-18, 80, 999) for sign in (1, -1)]).astype(np.float32)
+    with localcontext(prec=50):
+        wanted = [float(Decimal(float(v)).exp() - 1 - Decimal(float(v))) for v in x]
+    np.testing.assert_allclose(jax.jit(k3)(x), wanted, rtol=1e-5)
+    assert k3(0.0) == 0
+    slope = jax.jit(jax.vmap(jax.grad(k3)))(x)
+    np.testing.assert_allclose(slope, np.expm1(x.astype(np.float64)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multi-discrete"])
@@ -439,7 +512,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, number_of_miniba
 
     def run(learner, batch):
         new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        return new.params, metrics | ppo.measure_update(args, network, learner.params, learner, new, sample_of(batch))
+        return new.params, metrics | measured(args, network, learner.params, learner, new, sample_of(batch))
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(size).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
@@ -468,7 +541,13 @@ def test_target_kl_stops_after_the_epoch_that_exceeds_it():
 
 def sample_of(batch):
     """A batch [n, ...] as the sample of an update of one chunk."""
-    return ppo.Sample(jax.tree.map(lambda x: x[None], batch), None)
+    return measures.Sample(jax.tree.map(lambda x: x[None], batch), None)
+
+
+def measured(args, network, previous, old, new, sample):
+    """What an update from learner `old` to `new` measures."""
+    policy = lambda params, batch: network.apply(params, batch.obs)[0]  # noqa: E731
+    return measures.measure_update(policy, previous, old.params, new.params, sample.batch, args.batch_size)
 
 
 def observed(obs, action=None, advantage=None):
@@ -493,7 +572,7 @@ def test_measures_by_hand(number):
     learners = [ppo.Learner(params, None, None, None) for params in (old, new)]
 
     def run(sample):
-        return ppo.measure_update(args, network, previous, *learners, sample)
+        return measured(args, network, previous, *learners, sample)
 
     def probabilities(params):
         parts = np.split(np.asarray(network.apply(params, obs)[0].logits, np.float64), [2], axis=-1)
@@ -548,7 +627,7 @@ def test_a_parameter_that_is_not_finite_is_reported():
     params = network.init(jax.random.key(0), obs)
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), params)
     old, new = (ppo.Learner(x, None, None, None) for x in (params, broken))
-    run = lambda new: ppo.measure_update(args, network, params, old, new, observed(obs))  # noqa: E731
+    run = lambda new: measured(args, network, params, old, new, observed(obs))  # noqa: E731
     assert not on_devices(run)(new)["finite"] and on_devices(run)(old)["finite"]
 
 
@@ -787,9 +866,7 @@ def test_sizes_beyond_32_bits_can_be_measured():
     obs = jnp.ones((4, 3))
     params = network.init(jax.random.key(0), obs)
     learner = ppo.Learner(params, None, None, None)
-    run = on_devices(
-        lambda learner: ppo.measure_update(args, network, params, learner, learner, observed(obs))["outer/ddr"]
-    )
+    run = on_devices(lambda learner: measured(args, network, params, learner, learner, observed(obs))["outer/ddr"])
     assert jax.eval_shape(run, learner).shape == ()
 
 

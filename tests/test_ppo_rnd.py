@@ -290,15 +290,6 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     assert differ(other.params, ours.params)
 
 
-def test_the_kl_of_the_policy_does_not_set_the_predictors_rate():
-    """It would learn slowly if the policy moves far. Its gradients are those of the same rows in both."""
-    args = replace(ARGS, update_epochs=4)
-    with_kl, without = (Training(NOISE, each).run(2)[0][-1] for each in (replace(args, adaptive_lr_kl=1e-6), args))
-    assert with_kl.learning_rate < 0.2 * args.learning_rate
-    leaves_close(with_kl.learner.rnd.predictor, without.learner.rnd.predictor, rtol=1e-4, atol=1e-6)
-    assert differ(with_kl.learner.params, without.learner.params)
-
-
 # Devices, seeds, runs
 
 

@@ -19,6 +19,7 @@ from test_ppo import differ, drawn, leaves_close, losses_by_loop, same
 import ppo_rnn
 from common import envs, evaluation
 from common.actions import Categorical, Discrete
+from common.metrics import Sample, measure_update
 from common.run import plots
 from common.run.arguments import UsageError
 
@@ -371,8 +372,9 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         new, metrics = ppo_rnn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
         whole = ppo_rnn.take(args, batch, jnp.arange(batch.advantage.size // length))
-        sample = ppo_rnn.Sample(jax.tree.map(lambda x: x[None], whole), None)
-        step = ppo_rnn.measure_update(args, network, learner.params, learner, new, sample)
+        sample = Sample(jax.tree.map(lambda x: x[None], whole), None)
+        policy = lambda params, batch: network.apply(params, batch.obs, batch.cells)[0]  # noqa: E731
+        step = measure_update(policy, learner.params, learner.params, new.params, sample.batch, args.batch_size)
         return new.params, metrics | step | ppo_rnn.measure_plasticity(args, network, new, sample)
 
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.

@@ -9,7 +9,7 @@ import pytest
 import ppo
 import pqn
 from common.actions import Discrete
-from common.products import bfloat16_dot_general, product_of_columns
+from common.arrays import bfloat16_dot_general, product_of_columns
 
 
 def rounded(x):

@@ -504,7 +504,7 @@ def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
     assert checkpoint_updates(run.path / "checkpoints")[-1] == 9
     assert [line["update"] for line in plots.read_lines(run.path)][-4:] == [6, 7, 8, 9]
     run.finish()
-    assert json.loads((run.path / "args.json").read_text()) == json.loads(json.dumps(run.record))
+    assert json.loads((run.path / "args.json").read_text()) == json.loads(json.dumps(run._record))
 
 
 class GoneAway:
@@ -756,11 +756,12 @@ def test_load_learner_and_its_usage_errors(args):
     refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
     refused(str(path), "learner/params is kept by layers there, .*earlier version.*commit[)]$", Learner(jnp.zeros(12)))
     refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
-    both = Learner(like.params, proximal={"kernel": jnp.zeros((4, 3))})
-    refused(str(path), "learner/proximal/kernel is missing there", both)
+    both = Learner(like.params, proximal=Learner({"kernel": jnp.zeros((4, 3))}))
+    refused(str(path), "learner/proximal/params/kernel is missing there", both)
     check_learner(Args(init_from=str(path)), jax.eval_shape(lambda: both), (), may_lack="proximal")
     lacking = load_learner(Args(init_from=str(path)), both, may_lack="proximal")
-    assert lacking.proximal is None and (lacking.params["kernel"] == 2).all()
+    assert (lacking.params["kernel"] == 2).all()
+    same(lacking.proximal.params, lacking.params)
     damage_by_deleting(path / "checkpoints/1")
     refused(f"{path}@1", "no intact checkpoint among updates 1")
 
@@ -1025,7 +1026,19 @@ def test_log_every_pools_by_hand_computed_values(args):
 def test_an_update_that_moved_nothing_does_not_erase_the_others_ratio():
     rows = [{"outer/ddr": np.array(x)} for x in (np.inf, 100.0, 200.0)]
     assert tracking.pool(rows) == {"outer/ddr": 150.0}
+    assert tracking.pool([*rows, {"outer/ddr": np.array(-1e12)}]) == {"outer/ddr": 150.0}  # a KL rounded below 0
     assert not np.isfinite(tracking.pool([{"losses/x": np.array(x)} for x in (np.inf, 1.0)])["losses/x"])
+
+
+def test_a_negative_ratio_of_an_older_run_is_none():
+    """A seed's, or a whole line's. Other keys keep theirs."""
+    lines = [
+        {"global_step": i, "outer/ddr": x, "outer/own_gain": x} for i, x in enumerate(([1.0, -1e12], [-2.0, None]))
+    ]
+    steps, values = plots.series(lines, "outer/ddr")
+    assert steps.tolist() == [0]
+    np.testing.assert_array_equal(values, [[1.0, np.nan]])
+    np.testing.assert_array_equal(plots.series(lines, "outer/own_gain")[1], [[1.0, -1e12], [-2.0, np.nan]])
 
 
 def test_final_numbers_are_those_of_the_last_tenth(tmp_path):
@@ -1246,7 +1259,7 @@ def test_wandb_offline_and_video(args, monkeypatch):
     (gif,) = run.path.glob("videos/*.gif")
     assert gif.name == "eval-first.gif"
     (folder,) = run.path.glob("wandb/offline-run-*")
-    assert folder.name.endswith(run.record["wandb_id"]) and list(folder.glob("*.wandb"))
+    assert folder.name.endswith(run._record["wandb_id"]) and list(folder.glob("*.wandb"))
     assert list(folder.glob("files/media/videos/**/*.gif"))
 
 
@@ -1384,10 +1397,10 @@ def test_a_branch_begins_where_its_parent_was(args, tmp_path):
             run.log(update, {"losses/x": jnp.float32(update)})
             run.save_if_due(update, initial_state())
     child = run_of(args, 1, 10, init_from=f"{run.path}@2")
-    assert (run.record["steps_before"], child.record["steps_before"]) == (0, 200)
+    assert (run._record["steps_before"], child._record["steps_before"]) == (0, 200)
     child.checkpoints.save(1, initial_state())
     child.checkpoints.wait()
-    assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__).record["steps_before"] == 210
+    assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__)._record["steps_before"] == 210
 
 
 def plot(*flags):

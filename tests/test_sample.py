@@ -10,7 +10,7 @@ from conftest import on_devices
 from jax.sharding import PartitionSpec as P
 from scipy.stats import chisquare
 
-from common.sample import gather_rows, random_rows
+from common.arrays import gather_rows, random_rows
 
 
 @pytest.mark.parametrize("size, n", [(1, 9), (5, 9), (9, 9), (100, 9), (7, 8)])

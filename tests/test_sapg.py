@@ -424,7 +424,7 @@ def test_the_gradient_steps_that_it_says_are_those_that_adam_counts():
     flags = dict(num_blocks=3, num_minibatches=6, update_epochs=2)
     state, _, _ = trained(sapg, Counter(ends=tuple(range(1, 10)), limit=5), 3, **flags)
     args = sapg.Args(**FLAGS | flags)
-    said = arguments.describe(args, args.epoch[0] * args.num_rollout_chunks, args.epoch[1])
+    said = arguments.describe(args)
     assert "each 2 epochs of 8 minibatches of 8: 16 gradient steps, 48 in all" in said and "are few" not in said
     assert state.learner.opt_state.count == 48
 

@@ -20,8 +20,9 @@ from test_ppo import differ, same
 import ppo
 import ppo_ewma
 import sfl_kinetix
-from common import bits, envs
+from common import envs
 from common.actions import Categorical
+from common.arrays import unpack
 from common.run import arguments, folder, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
@@ -346,7 +347,7 @@ def test_an_update_learns_what_it_says_at_the_rate_that_it_says(toy):
     np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], [0.1, 0.075, 0.05, 0.025], rtol=1e-6)
     batch = jax.tree.map(lambda x: np.asarray(x)[0], sample)
     assert set(batch.target.round(5)) == {0, 1} and np.isnan(rows[0]["outer/fresh_gain"])
-    obs, action = jax.device_get(bits.unpack(batch.obs)), batch.action[:, 0]
+    obs, action = jax.device_get(unpack(batch.obs)), batch.action[:, 0]
 
     def policy(params):
         logits = np.asarray(network.apply(params, obs)[0].logits, np.float64)
@@ -783,7 +784,7 @@ def test_only_levels_that_the_buffer_has_are_filmed(monkeypatch, filled, names):
     player = player_of(monkeypatch, {}, capture_video=True, video_buffer_levels=2)
     score = jnp.where(jnp.arange(3) < filled, 0.2, -jnp.inf)
     buffer = Levels(pack(coins(p=1.0, number=[5, 6, 7])), score, jnp.zeros(3))
-    films = player.film(jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer)
+    films = player.film(SimpleNamespace(learner=jax.tree.map(jnp.asarray, Learner(PARAMS, None, None)), buffer=buffer))
     assert list(films) == names and all(len(film()) > 1 for film in films.values())
 
 

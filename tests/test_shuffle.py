@@ -1,5 +1,5 @@
 """A shuffle without a sort: every index once; where single positions and pairs of them go cannot be told from chance
-(of triples common/shuffle.py says more). And bits."""
+(of triples common/arrays.py says more). And bits."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.bits import Bits, pack, unpack
-from common.shuffle import random_permutation
+from common.arrays import Bits, pack, random_permutation, unpack
 
 
 def permutations(n, number, seed=0):

@@ -7,7 +7,8 @@ import pytest
 from conftest import on_devices
 from jax.sharding import PartitionSpec as P
 
-from common import bits, statistics
+from common import statistics
+from common.arrays import pack
 
 
 def test_means_are_numpys_and_pass_no_gradient():
@@ -48,7 +49,7 @@ def test_moments_taken_step_by_step_are_those_of_all_observations():
     def both(first, second):
         stats = statistics.initial_stats((13,))
         for obs in first, second:
-            stats = statistics.update_stats_by_step(stats, bits.pack(obs))
+            stats = statistics.update_stats_by_step(stats, pack(obs))
         return stats
 
     found = on_devices(both, 2, (P(None, "device"), P(None, "device")))(first, second)
@@ -56,6 +57,56 @@ def test_moments_taken_step_by_step_are_those_of_all_observations():
     assert found.count == len(seen)
     np.testing.assert_allclose(found.mean, seen.mean(0), atol=1e-6)
     np.testing.assert_allclose(found.var, seen.var(0), atol=1e-6)
+
+
+def test_merging_into_nothing_changes_nothing_and_order_does_not_matter():
+    """Nothing has a variance of 1, whatever the first data's. A billion samples and one: as in float64, both ways."""
+    nothing = statistics.initial_stats((5,))
+    first = statistics.RunningStats(
+        jnp.array([0.0, 1e-4, 1234.567, -1e6, 3.0]), jnp.float32([1e-8, 4e-8, 1e-12, 0.0, 9e9]), jnp.float32(3)
+    )
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics.merge)(nothing, first), first)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics.merge)(first, nothing), first)
+    many = statistics.RunningStats(first.mean + 1, 2 * first.var, jnp.float32(1e9))
+    a, b = (statistics.RunningStats(*(np.asarray(x, np.float64) for x in stats)) for stats in (first, many))
+    mean = (a.mean * a.count + b.mean * b.count) / (a.count + b.count)
+    var = (a.var + (a.mean - mean) ** 2) * a.count + (b.var + (b.mean - mean) ** 2) * b.count
+    for pair in (first, many), (many, first):
+        found = jax.jit(statistics.merge)(*pair)
+        np.testing.assert_allclose(found.mean, mean, rtol=2e-7)
+        np.testing.assert_allclose(found.var, var / (a.count + b.count), rtol=1e-6)
+
+
+def both_ways(x):
+    """Statistics after the rollouts x [R, T, N, ...]: step by step, and all of a rollout at once."""
+    stats = [statistics.initial_stats(x.shape[3:])] * 2
+    for rollout in x:
+        stats[0] = statistics.update_stats_by_step(stats[0], rollout)
+        stats[1] = statistics.update_stats(stats[1], rollout.reshape(-1, *rollout.shape[2:]))
+    return stats
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_constant_observation_is_normalised_to_0(number):
+    constants = np.array([1234.567, -2.7, 1 / 3, 1e6 / 7, 0.0, 1.0], np.float32)
+    x = np.broadcast_to(constants, (3, 7, 5 * number, 6))
+    for stats in on_devices(both_ways, number, P(None, None, "device"))(x):
+        np.testing.assert_array_equal(stats.mean, constants)
+        np.testing.assert_array_equal(stats.var, 0)
+        np.testing.assert_array_equal(statistics.normalise(x[0], stats), 0)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_small_spread_around_a_large_mean_is_that_of_float64(number):
+    """The mean to float32's last digits, the variance to 1e-4, or to a percent where the spread is ten such digits."""
+    mean, std = np.array([0, 1e4, -1e4, 1e6, 1e-3]), np.array([1e-4, 1e-2, 1, 1e3, 1e-3])
+    x = np.random.default_rng(0).normal(mean, std, (4, 16, 64, 5)).astype(np.float32)
+    x[0, 0, 0, 4] = 100.0  # the first of all is no good guess
+    exact = x.reshape(-1, 5).astype(np.float64)
+    for stats in on_devices(both_ways, number, P(None, None, "device"))(x):
+        digit = np.spacing(np.abs(exact.mean(0)).astype(np.float32))
+        assert (np.abs(stats.mean - exact.mean(0)) <= np.maximum(2 * digit, 1e-5 * exact.std(0))).all()
+        assert (np.abs(stats.var / exact.var(0) - 1) <= [1e-4, 1e-2, 1e-4, 1e-4, 1e-4]).all()
 
 
 @pytest.mark.parametrize("bound, taken", [(None, 5), (2.5, 3), (0.0, 1), (4.5, 5)])

@@ -40,8 +40,8 @@ Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
 Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
 NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
-LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/headline.md)
-FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/headline.md)
+LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/log.md)
+FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/log.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,22 @@ class LogArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class RunArgs(LogArgs):
-    """Flags that say what training starts from, how it is evaluated and what it runs on. The script adds those of the
-    training itself, among them num_envs, num_steps and total_timesteps."""
+    """Flags that say what training starts from, how it is evaluated, split and what it runs on. The script adds those
+    of the training itself, among them num_envs, num_steps, total_timesteps, minibatch_size and learning_rate."""
+
+    # --- run ---
+    seed: NonNegative[int] = 0
+    """Seed of all randomness. Equal results need equal --num-devices. --num-seeds S takes seed, seed + 1, ..."""
+    num_seeds: Positive[int] = 1
+    """Train this many seeds at once (vmap). Every metric then has one value per seed."""
+
+    # --- scale ---
+    num_rollout_chunks: Positive[int] = 1
+    """C: go through the environments in C parts, one after the other. The rollout then needs 1/C of the memory."""
+    scaling: Literal["more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr"] | None = None
+    """Take the inner-loop flags as meant for --base-num-envs environments, and scale them to --num-envs."""
+    base_num_envs: Positive[int] = 2048
+    """Number of environments that --scaling starts from."""
 
     # --- start ---
     init_from: str | None = None
@@ -156,6 +170,45 @@ class RunArgs(LogArgs):
     def num_updates(self) -> int:
         """Updates in the whole run."""
         return self.total_timesteps // self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvArgs(RunArgs):
+    """Flags that change the environment."""
+
+    # --- environment ---
+    env_kwargs: str | None = None
+    """Arguments of the environment, but not of kinetix/..., in JSON: '{"size": 8}'."""
+    num_levels: Positive[int] = 512
+    """Size of kinetix/locomotion's fixed set of levels."""
+    sticky_actions: Fraction = 0.0
+    """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
+    frame_stack: Positive[int] = 1
+    """How many of the last observations the policy sees, side by side along the last axis."""
+    time_limit: Positive[int] | None = None
+    """Truncate episodes after this many steps; what would have come is estimated by the value."""
+    reward_clip: Positive[float] | None = None
+    """Train on rewards within plus and minus this; logged returns are the environment's."""
+    norm_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    stagger_resets: NonNegative[int] = 0
+    """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticArgs(EnvArgs):
+    """The flag of scripts whose critic is apart from the policy."""
+
+    # --- start ---
+    fresh_critic: bool = False
+    """With --init-from: take over all but the critic's parameters, which begin anew (Adam's moments stay)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.fresh_critic and self.init_from is None:
+            raise UsageError("--fresh-critic: needs --init-from RUN as well")
 
 
 def flag(name: str) -> str:
@@ -363,20 +416,6 @@ def nearest_divisors(value: int, total: int) -> str:
     return " or ".join(str(n) for n in sorted({lower, upper}))
 
 
-def check_adaptive_lr(args: Any) -> None:
-    """Refuse what --adaptive-lr-kl does not go together with."""
-    if args.adaptive_lr_kl is None:
-        return
-    given = f"--adaptive-lr-kl {args.adaptive_lr_kl}"
-    if args.anneal_lr:
-        raise UsageError(f"{given}: sets the learning rate; leave out --anneal-lr")
-    if args.num_rollout_chunks > 1:
-        raise UsageError(
-            f"{given} with --num-rollout-chunks {args.num_rollout_chunks}: the KL of a later chunk includes that of "
-            "the earlier ones, so the learning rate would run away; give one of the two"
-        )
-
-
 def _divides_transitions(name: str, size: int, transitions: int) -> None:
     if transitions % size:
         nearest = nearest_divisors(size, transitions)
@@ -458,9 +497,10 @@ def apply_scaling(args: Any) -> Any:
     return dataclasses.replace(args, **scaled)
 
 
-def describe(args: Any, num_minibatches: int | None = None, minibatch_size: int | None = None) -> str:
-    """Describe what a run will do. The other two are given where they differ from those of `args`."""
-    count, size = num_minibatches or args.num_minibatches, minibatch_size or args.minibatch_size
+def describe(args: Any) -> str:
+    """Describe what a run will do. args.epoch, if there is one: minibatches of a chunk's epoch, and their size."""
+    count, size = getattr(args, "epoch", (args.num_minibatches // args.num_rollout_chunks, args.minibatch_size))
+    count *= args.num_rollout_chunks
     inner = args.update_epochs * count
     said = (
         f"{args.num_updates} updates of {args.num_envs} x {args.num_steps} = {args.batch_size} transitions, each "
@@ -474,5 +514,5 @@ def describe(args: Any, num_minibatches: int | None = None, minibatch_size: int 
         said += (
             f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "
         )
-        said += "with 32 (docs/headline.md); --num-minibatches makes more"
+        said += "with 32 (docs/log.md); --num-minibatches makes more"
     return said

@@ -134,15 +134,31 @@ def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | 
 def load_learner(args: Any, learner: Any, *, may_lack: str | None = None) -> Any:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
     structure, shapes and shardings, which `check_learner` has compared. With --fresh-critic networks whose name begins
-    with "critic" keep `learner`'s parameters. may_lack: a field that is None if missing."""
+    with "critic" keep `learner`'s parameters. may_lack: a field whose own params, if it is missing, are as at the start
+    of any run those of the learner."""
     folder, _, updates = find_checkpoint(args.init_from)
-    learner = _without(folder, newest_readable(folder, updates), learner, may_lack)
+    like = _without(folder, newest_readable(folder, updates), learner, may_lack)
     where = f"--init-from {args.init_from}"
-    loaded = restore_newest(folder, updates, {"learner": learner}, where, partial=True)[0]["learner"]
+    loaded = restore_newest(folder, updates, {"learner": like}, where, partial=True)[0]["learner"]
     if getattr(args, "fresh_critic", False):
         kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith("critic")}
         loaded = loaded._replace(params={"params": loaded.params["params"] | kept})
+    fresh = may_lack and getattr(learner, may_lack)
+    if fresh is not None and getattr(loaded, may_lack) is None:
+        # A copy, because the update takes over the memory of both.
+        fresh = fresh._replace(params=jax.tree.map(jnp.copy, loaded.params))
+        loaded = loaded._replace(**{may_lack: fresh})
     return loaded
+
+
+def load_for_evaluation(args: Any, learner: Any) -> tuple[Any, int, int]:
+    """The learner in the checkpoint that --evaluate names. learner: its shapes. -> learner on one device, updates and
+    environment steps per update behind it."""
+    folder, record, updates = find_checkpoint(args.evaluate, "--evaluate")
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
+    state, update = restore_newest(folder, updates, {"learner": like}, f"--evaluate {args.evaluate}", partial=True)
+    return state["learner"], update, record["args"]["num_envs"] * record["args"]["num_steps"]
 
 
 def _without(folder: Path, update: int | None, learner: Any, field: str | None) -> Any:

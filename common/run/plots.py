@@ -100,13 +100,18 @@ def _has_value(value: Any) -> bool:
 
 
 def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out."""
+    """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out. A ratio to a
+    KL of 0 is infinite, and so is one below 0, to which older versions rounded the KL of a small step: both are NaN."""
     kept = [line for line in lines if _has_value(line.get(key))]
     values = [np.atleast_1d(np.array(line[key], np.float64)) for line in kept]  # None becomes NaN
     shape = Counter(value.shape for value in values).most_common(1)[0][0] if values else (1,)
     rows = [(line["global_step"], value) for line, value in zip(kept, values, strict=True) if value.shape == shape]
     steps = np.array([step for step, _ in rows], np.float64)
-    return steps, np.array([value for _, value in rows]).reshape(len(rows), *shape)
+    values = np.array([value for _, value in rows]).reshape(len(rows), *shape)
+    if key == "outer/ddr":
+        values = np.where(values > 0, values, np.nan)
+    known = ~np.isnan(values).all(1)
+    return steps[known], values[known]
 
 
 def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

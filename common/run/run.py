@@ -1,16 +1,13 @@
 """A run from beginning to end, independent of the algorithm.
 
     def train(args):
-        args = begin(args, __file__)
-        run = Run(args, __file__)
-        state = run.restore(state)
+        args, init, step, measure, keys = build(begin(args, __file__))
+        run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
         with run:
             for update in run.updates():
-                state, metrics = step(state)
-                run.log(update, metrics)
-                run.save_if_due(update, state)
-        run.finish()
-        return run.path
+                state, metrics, sample = step(state)
+                run.record(update, state, metrics, measure, sample)
+        return run.finish()
 
     if __name__ == "__main__":
         main(train, Args)
@@ -33,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import jax
@@ -40,8 +38,16 @@ import numpy as np
 from tqdm import tqdm
 
 from common.run import devices, folder, memory
-from common.run.arguments import UsageError, parse, read_record
-from common.run.checkpoints import Checkpoints, checkpoint_updates, find_checkpoint, first_line, restore_newest
+from common.run.arguments import UsageError, apply_scaling, describe, parse, read_record
+from common.run.checkpoints import (
+    Checkpoints,
+    check_learner,
+    checkpoint_updates,
+    first_line,
+    load_for_evaluation,
+    load_learner,
+    restore_newest,
+)
 from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
 
 NOT_FINITE = "not_finite_since_update"  # in the summary, and in the notes of args.json
@@ -109,45 +115,71 @@ def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
 
 
 def begin(args: Any, script: str) -> Any:
-    """Start JAX's devices. -> the arguments of the run that --resume or --evaluate names, else `args`. `script` is the
-    calling script's __file__."""
+    """Start JAX's devices. -> the arguments of the run that --resume or --evaluate names, else `args`, with --scaling
+    applied. `script` is the calling script's __file__."""
     devices.start(args)
-    return devices.together(lambda: folder.settle(args, script))
-
-
-def evaluate(args: Any, script: str, player: Any, learner: Any) -> Path:
-    """Carry out --evaluate: evaluate a checkpoint's learner with `player`, in a new run that trains nothing. learner:
-    its shapes. -> the run's folder."""
-    where, source = f"--evaluate {args.evaluate}", find_checkpoint(args.evaluate, "--evaluate")
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
-    state, update = restore_newest(source[0], source[2], {"learner": like}, where, partial=True)
-    steps = source[1]["args"]["num_envs"] * source[1]["args"]["num_steps"]
-    return evaluate_learner(args, script, player, state["learner"], update, steps)
-
-
-def evaluate_learner(args: Any, script: str, player: Any, learner: Any, update: int, steps: int = 0) -> Path:
-    """Like `evaluate`, for a learner in memory after `update` updates of `steps` environment steps."""
-    if not args.num_eval_episodes and not args.capture_video:
-        where = f"--evaluate {args.evaluate}"
-        raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
-    run = Run(args, script, only=(update, steps))
-    print(f"evaluating {args.evaluate} as it was after update {update}")
-    with run:
-        scores = run.evaluate_if_due(update, player, learner)
-        run.film_if_asked(lambda: player.film(learner))
-    print(player.table(scores), end="")
-    run.finish()
-    return run.path
+    args = devices.together(lambda: folder.settle(args, script))
+    return apply_scaling(args) if hasattr(args, "scaling") else args
 
 
 class Run:
     """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
     the current update; a second one acts as usual. only: no training, just an evaluation after so many
-    updates of so many steps."""
+    updates of so many steps. player: plays evaluations and videos (see common/evaluation.py)."""
 
-    def __init__(self, args: Any, script: str, only: tuple[int, int] | None = None):
-        self.args = args
+    @classmethod
+    def start(
+        cls,
+        args: Any,
+        script: str,
+        player: Any,
+        init: Any,
+        step: Any,
+        keys: jax.Array,
+        *more: Any,
+        same: Sequence[str] = (),
+        may_lack: str | None = None,
+    ) -> tuple["Run", Any, Any]:
+        """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
+
+        init(keys) -> state with a field `learner`, step(state, *more): jitted. same, may_lack: as `load_learner` has
+        them. With --evaluate the run has no updates to do, and the state is the learner alone.
+        """
+        shapes = jax.eval_shape(init, keys)
+        if args.evaluate:
+            learner, update, steps = load_for_evaluation(args, shapes.learner._replace(opt_state=None))
+            run = cls.evaluation(args, script, player, learner, update, steps)
+            return run, run._state, step
+        check_learner(args, shapes.learner, same, may_lack)
+        memory.check_counts(args)
+        print(describe(args))
+        if jax.process_index() == 0:
+            say("compiling ...")
+        began, run = time.perf_counter(), cls(args, script, player) if args.resume else None
+        init, step = memory.compile_update(init, step, keys, *more)
+        seconds = round(time.perf_counter() - began, 1)
+        memory.check(args, step)
+        state = init(keys)
+        if args.init_from and not args.resume:
+            state = state._replace(learner=load_learner(args, state.learner, may_lack=may_lack))
+        run = run or cls(args, script, player)
+        run._state = state = run.restore(state)
+        run.note("compile_s", seconds)
+        return run, state, step
+
+    @classmethod
+    def evaluation(cls, args: Any, script: str, player: Any, learner: Any, update: int = 0, steps: int = 0) -> "Run":
+        """A run that trains nothing and evaluates a learner as it was after `update` updates of `steps` steps each."""
+        if not args.num_eval_episodes and not args.capture_video:
+            where = f"--evaluate {args.evaluate}"
+            raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
+        run = cls(args, script, player, only=(update, steps))
+        run._state = SimpleNamespace(learner=learner)
+        print(f"evaluating {args.evaluate} as it was after update {update}")
+        return run
+
+    def __init__(self, args: Any, script: str, player: Any = None, only: tuple[int, int] | None = None):
+        self.args, self._player, self._state = args, player, None
         self.num_updates, self.steps_per_update = only or (args.num_updates, args.batch_size)
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
@@ -177,10 +209,10 @@ class Run:
     def _open_record(self) -> None:
         self._lock = folder.lock(self.path)
         if self.args.resume:
-            self.record = read_record(self.path, "--resume")
+            self._record = read_record(self.path, "--resume")
             self._warn_if_edited()
         else:
-            self.record = folder.make_record(self.args, self._script)
+            self._record = folder.make_record(self.args, self._script)
             try:
                 self._write_record()
             except OSError as error:
@@ -194,7 +226,7 @@ class Run:
                 # Empty where `lock` has just made it.
                 if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
                     say(f"warning: {self.path} was started with another version of {file.name}; its own is {kept}")
-        theirs, ours = self.record.get("versions", {}), folder.versions()
+        theirs, ours = self._record.get("versions", {}), folder.versions()
         if differing := [name for name in theirs if theirs[name] != ours.get(name)]:
             there = ", ".join(f"{name} {theirs[name]}" for name in differing)
             here = ", ".join(f"{name} {ours.get(name, 'missing')}" for name in differing)
@@ -208,15 +240,15 @@ class Run:
         return {"source.py": Path(self._script)} | ({"environment.py": file} if file else {})
 
     def _write_record(self) -> None:
-        folder.write_json(self.path / "args.json", self.record)
+        folder.write_json(self.path / "args.json", self._record)
         for name, file in self._sources().items():
             shutil.copyfile(file, self.path / name)
 
     def note(self, key: str, value: Any) -> None:
         """Record a fact about the run (compile_s, ...) in args.json and in the summary."""
         if self.is_main:
-            self.record.setdefault("notes", {})[key] = value
-            self._guard("args.json", lambda: folder.write_json(self.path / "args.json", self.record))
+            self._record.setdefault("notes", {})[key] = value
+            self.guard("args.json", lambda: folder.write_json(self.path / "args.json", self._record))
 
     def restore(self, state: Any) -> Any:
         """The state in the newest intact checkpoint if --resume is given, else `state`. Environments on the host are
@@ -241,7 +273,7 @@ class Run:
 
     def _go_back_to(self, update: int, updates: Sequence[int]) -> None:
         """Remove what the run has of later updates: it is made again."""
-        since = self.record.get("notes", {}).pop(NOT_FINITE, None)
+        since = self._record.get("notes", {}).pop(NOT_FINITE, None)
         if since is not None and since <= update:
             self._not_finite = since
             self.note(NOT_FINITE, since)
@@ -269,12 +301,12 @@ class Run:
         args = self.args
         if self.is_main and args.track:
             names = ("script", "command", "git_commit", "versions", "machine")
-            config = {**self.record["args"], **{name: self.record.get(name) for name in names}}
+            config = {**self._record["args"], **{name: self._record.get(name) for name in names}}
             settings = {
                 name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")
             }
             settings |= {"project": args.wandb_project_name, "config": config}
-            settings |= {"dir": str(self.path), "id": self.record["wandb_id"], "name": self.path.name}
+            settings |= {"dir": str(self.path), "id": self._record["wandb_id"], "name": self.path.name}
             self._tracker = Tracker(settings)
         # With several processes, JAX's own SIGTERM handler makes all agree on where to stop (see `log`).
         if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
@@ -319,7 +351,7 @@ class Run:
         self._progress.close()
         self._restore_handlers()
         if self._file is not None:
-            self._guard("metrics.jsonl", self._file.close)
+            self.guard("metrics.jsonl", self._file.close)
         if self._tracker is not None:
             self._tracker.close()
         if self._lock is not None:
@@ -333,11 +365,31 @@ class Run:
             say("stopped before the first checkpoint: there is nothing to go on from")
 
     def updates(self) -> Iterator[int]:
-        """The updates to do, up to the last one or a stop."""
+        """The updates to do, up to the last one or a stop. Before them comes an evaluation if a kill came between a
+        checkpoint and its own, after them the video."""
+        if self._player is not None:
+            scores = self.evaluate_if_due(self.done, self._player, self._state.learner)
+            if self._only:
+                print(self._player.table(scores), end="")
         for update in range(self._first + 1, self.num_updates + 1):
             if self._stopping:
-                return
+                break
             yield update
+        if self._player is not None:
+            self.film_if_asked(lambda: self._player.film(self._state))
+
+    def record(
+        self, update: int, state: Any, metrics: dict, measure: Callable | None = None, sample: Any = None
+    ) -> None:
+        """Keep an update, just dispatched: its state, and its metrics, [] or [num_seeds] each. As they are due, measure
+        its sample by measure(learner, sample), write, save a checkpoint, evaluate."""
+        self._state = state
+        if measure is not None:
+            metrics = self.measure_if_due(update, metrics, measure, state.learner, sample)
+        self.log(update, metrics)
+        self.save_if_due(update, state)
+        if self._player is not None:
+            self.evaluate_if_due(update, self._player, state.learner)
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
         """Take the metrics of the update just dispatched, [] or [num_seeds] each, and write those of the update before:
@@ -370,11 +422,11 @@ class Run:
             return
         if self._is_gone():
             self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
-            self._guard("args.json", self._make_again)
+            self.guard("args.json", self._make_again)
         seconds = round(self._offset + time.perf_counter() - self._born, 3)
         line = {"update": update, "global_step": update * self.steps_per_update, "time": seconds}
         line |= {key: plain(value) for key, value in metrics.items()}
-        self._guard("metrics.jsonl", lambda: self._append(line))
+        self.guard("metrics.jsonl", lambda: self._append(line))
         if self._tracker is not None:
             self._tracker.log(line)
 
@@ -433,10 +485,12 @@ class Run:
         self._file.flush()
         self._torn = False
 
-    def _guard(self, what: str, write: Callable[[], Any]) -> None:
-        """Write, or warn once and go on: a full disk may cost a line or a picture, not what was learned."""
+    def guard(self, what: str, write: Callable[[], Any]) -> None:
+        """Write, in the first process, or warn once and go on: a full disk may cost a line or a picture, not what was
+        learned."""
         try:
-            write()
+            if self.is_main:
+                write()
         except OSError as error:
             self._warn(what, f"cannot write {self.path / what} ({error.strerror or error})")
 
@@ -582,21 +636,20 @@ class Run:
             say("compiling ...")
         began = time.perf_counter()
         compiled = function.lower(*args).compile()
-        memory.give_back()
         self.note("compile_s", round(time.perf_counter() - began, 1))
         return compiled
 
-    def finish(self) -> None:
+    def finish(self) -> Path:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
-        1 if its last checkpoint could not be saved."""
+        1 if its last checkpoint could not be saved. -> the run's folder."""
         if self.is_main:
             from common.run import plots
 
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
             if not (self._given_up or self._failed):
-                self._guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
-            self._guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
+                self.guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
+            self.guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
             if summary["steps_per_second"] and hasattr(self.args, "num_envs") and "final_return" not in summary:
                 advice = "; --time-limit truncates episodes" if hasattr(self.args, "time_limit") else ""
@@ -606,6 +659,7 @@ class Run:
         devices.wait_for_all()  # for the first one, which has evaluated and filmed alone
         if self._signal is not None or self._failed:
             raise SystemExit(1 if self._failed else 128 + self._signal)
+        return self.path
 
     def _facts(self) -> dict[str, Any]:
         newest = self.checkpoints.newest()
@@ -625,7 +679,7 @@ class Run:
         peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
         return {
             "wall_s": round(self._offset + time.perf_counter() - self._born, 1),
-            **self.record.get("notes", {}),
+            **self._record.get("notes", {}),
             "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
             "peak_device_bytes": max(peaks) if peaks else None,
         }

@@ -98,8 +98,8 @@ def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         if count and all(count in row for row in having):
             weights = np.stack([row[count] for row in having]).astype(np.float64)
         weights = np.where(np.isnan(values), 0.0, weights)
-        if key == "outer/ddr":  # infinite where an update did not move the policy
-            weights = np.where(np.isinf(values), 0.0, weights)
+        if key == "outer/ddr":  # infinite where an update did not move the policy; never negative but for rounding
+            weights = np.where(np.isinf(values) | (values <= 0), 0.0, weights)
         total = weights.sum(0)
         summed = (np.where(weights > 0, values, 0.0) * weights).sum(0)
         pooled[key] = np.where(total > 0, summed / np.where(total > 0, total, 1.0), np.nan)

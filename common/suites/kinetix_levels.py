@@ -94,10 +94,10 @@ class LevelPlayer(Player):
         main = {f"eval/{key.removeprefix(self._main)}": x for key, x in means.items() if key.startswith(self._main)}
         return main | means | found
 
-    def film(self, learner: Any, buffer: Any = None) -> dict[str, Callable[[], list[np.ndarray]]]:
-        """One episode of the (first) learner on each of --video-levels, or on the first hand-designed level of each
-        group, and on each of the first --video-buffer-levels filled places of a buffer."""
-        wanted, films = self._args.video_levels, {}
+    def film(self, state: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
+        """One episode of the (first) state.learner on each of --video-levels, or on the first hand-designed level of
+        each group, and on each of the first --video-buffer-levels filled places of state.buffer, if there is one."""
+        wanted, films, learner, buffer = self._args.video_levels, {}, state.learner, getattr(state, "buffer", None)
         for group, (suite, names) in self.sets.items():
             chosen = [name for name in wanted if name.startswith(f"{group}/")] if wanted else [f"{group}/{names[0]}"]
             films |= self._films(learner, suite, {name: names.index(name.partition("/")[2]) for name in chosen})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.actions import Categorical
-from common.products import product_of_columns
+from common.arrays import product_of_columns
 from common.run.arguments import UsageError, flag
 from common.suites import kinetix
 

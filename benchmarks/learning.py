@@ -1,0 +1,444 @@
+"""How well do these scripts learn? Makes the runs of the table in tasks.py, and the page about them.
+
+    python benchmarks/learning.py                              # everything that is missing: days on two cores
+    python benchmarks/learning.py --rows minatar               # a group; or rows, with * and ?
+    python benchmarks/learning.py --rows breakout_ppo_2048 --seeds 0 1
+    python benchmarks/learning.py --list                       # the table, with what is there
+    python benchmarks/learning.py --report                     # the page and the picture, from the JSON alone
+    python benchmarks/learning.py --check                      # exits with 1 if the page is not what the JSON gives
+
+Every run is a command as a user types it, in a process of its own, with one core and `--num-devices 1`; rows about
+seconds run alone, on all cores. Then `--evaluate RUN --eval-deterministic` plays its policy with the most probable
+actions. A run in results/learning.json is not made again unless its command or its script's defaults have changed; one
+that was broken off goes on. The JSON is written after every run; several of these programs may add to it at once.
+"""
+
+import contextlib
+import fcntl
+import fnmatch
+import hashlib
+import importlib
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import purejaxrl, report
+from benchmarks.tasks import GROUPS, PEER, TABLE, Row
+from common.run import arguments, plots
+from common.run.arguments import UsageError
+from common.run.folder import write_atomically
+from experiments import grid
+
+POINTS = 40  # of a stored curve
+NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic", "purejaxrl"}  # of which a result does not depend
+
+
+@dataclass(frozen=True)
+class Args:
+    rows: tuple[str, ...] = ("*",)
+    """Rows or groups to make, with * and ? as in file names."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of each run (default: 0 to 4, in a few rows 0 to 9)."""
+    workers: int | None = None
+    """How many runs go at once, each on its share of the cores (default: one per core)."""
+    list: bool = False
+    """Print the rows and how many of their runs are there."""
+    report: bool = False
+    """Only write the page and the picture."""
+    check: bool = False
+    """Only compare the page with what the JSON gives; exit with 1 if it differs."""
+    again: bool = False
+    """Forget the results of these rows and seeds first."""
+    purejaxrl: Path | None = None
+    """A checkout of PureJaxRL (default: from GitHub). Once is enough."""
+    out: Path = Path("results/learning.json")
+    """Results; the picture is beside them."""
+    page: Path = Path("docs/results.md")
+    """The page that is made from them."""
+    runs_dir: Path = Path("runs/learning")
+    """Where the runs' folders go."""
+
+
+def choose(patterns: Sequence[str]) -> list[Row]:
+    """The rows that any of these names or groups match."""
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, pattern) for row in TABLE.values() for name in (row.name, row.group)):
+            groups = ", ".join(dict.fromkeys(row.group for row in TABLE.values()))
+            raise UsageError(f"--rows {pattern}: no row or group is called that; groups are {groups}; see --list")
+    fits = lambda row: any(fnmatch.fnmatch(name, p) for name in (row.name, row.group) for p in patterns)  # noqa: E731
+    return [row for row in TABLE.values() if fits(row)]
+
+
+@cache
+def settled(script: str, flags: str) -> Any:
+    """The arguments that a script makes of these flags."""
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    return arguments.parse(module.Args, "", shlex.split(flags))
+
+
+def settings(row: Row) -> str:
+    """A digest of all arguments that a result depends on, defaults too. What is off is left out: a new flag of a script
+    that is off by default changes no result."""
+    values = {k: v for k, v in asdict(settled(row.script, row.flags)).items() if v and k not in NOT_SETTINGS}
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
+
+
+def make_cell(row: Row, seed: int) -> grid.Cell:
+    """A run as experiments/grid.py makes and resumes it."""
+    found: dict[str, Any] = {}
+    for word in shlex.split(row.command(seed))[2:]:
+        if word.startswith("--"):
+            found[name := word[2:].replace("-", "_")] = ()
+        else:
+            found[name] += (word,)
+    flags = tuple((name, value or True) for name, value in found.items())
+    updates = settled(row.script, row.flags).num_updates
+    return grid.Cell(row.script.removesuffix(".py"), f"{row.name}__{seed}__{settings(row)}", flags, updates)
+
+
+def greedy_cell(cell: grid.Cell, runs_dir: Path) -> grid.Cell:
+    """The run that plays its policy with the most probable actions."""
+    flags = (("evaluate", str(runs_dir / cell.name)), ("eval_deterministic", True))
+    return replace(cell, name=f"{cell.name}__greedy", flags=flags)
+
+
+def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The stored runs, by row and command."""
+    return {(run["row"], run["command"]): run for run in json.loads(path.read_text())["runs"]} if path.exists() else {}
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
+    """The stored runs, to be changed; no other process can do so meanwhile. One line per run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = read(path)
+        yield runs
+        order = {name: i for i, name in enumerate(TABLE)}
+        ordered = sorted(runs.values(), key=lambda run: (order.get(run["row"], len(order)), run["row"], run["seed"]))
+        write_atomically(path, '{"runs": [\n' + ",\n".join(map(json.dumps, ordered)) + "\n]}\n")
+    finally:
+        os.close(lock)
+
+
+def make_curve(folder: Path) -> list[list[float]]:
+    """Steps, seconds and return in training (None if no episode ended) at up to POINTS times. Seconds are those of
+    training, without imports and compiling."""
+    lines = [line for line in plots.read_lines(folder) if line.get("charts/SPS")]
+    before = lines[0]["time"] - lines[0]["global_step"] / lines[0]["charts/SPS"]
+    points = []
+    for part in np.array_split(np.arange(len(lines)), min(POINTS, len(lines))):
+        returns = [r for i in part if (r := lines[i].get("charts/episodic_return")) is not None]
+        mean = float(f"{np.mean(returns):.5g}") if returns else None
+        points.append([lines[part[-1]]["global_step"], round(lines[part[-1]]["time"] - before, 2), mean])
+    return points
+
+
+def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
+    """What is stored of a finished run, but for its greedy evaluation."""
+    record, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("args", "summary"))
+    curve = make_curve(folder)
+    steps, seconds, _ = curve[-1]
+    return {
+        "row": row.name,
+        "command": row.command(seed),
+        "settings": settings(row),
+        "seed": seed,
+        "commit": (record.get("git_commit") or "unknown") + (" with changes" if record.get("git_dirty") else ""),
+        "date": record["started"],
+        "machine": record["machine"],
+        "jax": record["versions"]["jax"],
+        "num_envs": record["args"].get("num_envs", purejaxrl.NOTEBOOK["NUM_ENVS"]),
+        "steps": steps,
+        "sampled": summary["eval/episodic_return"]["mean"],
+        "greedy": None,
+        "seconds": seconds,
+        "compile_s": summary.get("compile_s"),
+        "steps_per_second": round(steps / seconds),
+        "curve": curve,
+    }
+
+
+def make(args: Args, rows: Sequence[Row]) -> list[str]:
+    """Makes what is missing. -> what failed, a line each."""
+    wanted = {make_cell(row, seed): (row, seed) for row in rows for seed in args.seeds or range(row.seeds)}
+    by_name = {cell.name: cell for cell in wanted}
+    if args.again:
+        with changing(args.out) as runs:
+            for cell, (row, seed) in wanted.items():
+                runs.pop((row.name, row.command(seed)), None)
+                for each in (cell, greedy_cell(cell, args.runs_dir)):
+                    shutil.rmtree(args.runs_dir / each.name, ignore_errors=True)
+
+    def then(cell: grid.Cell) -> grid.Cell | None:
+        """Stores what has just been finished. -> its policy's greedy evaluation, if that is missing."""
+        trained = by_name[cell.name.removesuffix("__greedy")]
+        row, seed = wanted[trained]
+        greedy = greedy_cell(trained, args.runs_dir)
+        run = measured(row, seed, args.runs_dir / trained.name)
+        if grid.state(greedy, args.runs_dir) == "finished":
+            summary = json.loads((args.runs_dir / greedy.name / "summary.json").read_text())
+            run["greedy"] = summary["eval/episodic_return"]["mean"]
+        with changing(args.out) as runs:
+            runs[row.name, run["command"]] = run
+        return greedy if run["greedy"] is None else None
+
+    stored, failed = read(args.out), []
+    for alone in (False, True):
+        todo = []
+        for cell, (row, seed) in wanted.items():
+            run = stored.get((row.name, row.command(seed)), {})
+            done = run.get("settings") == settings(row) and run["greedy"] is not None
+            if row.alone == alone and not done:
+                trained = grid.state(cell, args.runs_dir) == "finished"
+                following = then(cell) if trained else cell
+                todo += [following] if following else []
+        if any(cell.script == PEER.removesuffix(".py") for cell in todo):
+            purejaxrl.prepare(args.purejaxrl)
+        todo.sort(key=lambda cell: wanted[by_name[cell.name.removesuffix("__greedy")]][1])  # a first seed of all rows
+        jobs = 1 if alone else args.workers or grid.cores_or_one()
+        say = lambda text: print(text, flush=True)  # noqa: E731
+        failed += grid.run_missing(todo, args.runs_dir, jobs, say, then)
+    return failed
+
+
+# --- the page, from the JSON alone ---
+
+
+def runs_of(row: Row, stored: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stored runs of a row, by seed; of those with other defaults than the newest none."""
+    found = [run for (name, command), run in stored.items() if name == row.name and command == row.command(run["seed"])]
+    newest = max(found, key=lambda run: run["date"], default={"settings": ""})
+    return sorted((run for run in found if run["settings"] == newest["settings"]), key=lambda run: run["seed"])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % t-interval (NaN of one value)."""
+    return tuple(map(float, plots.mean_and_ci(np.array(values, np.float64))))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Difference of two means, and half the width of its 95 % interval after Welch (NaN if either is of one value)."""
+    from scipy.special import stdtrit
+
+    apart = float(np.mean(ours) - np.mean(theirs))
+    if min(len(ours), len(theirs)) < 2:
+        return apart, float("nan")
+    parts = np.array([np.var(x, ddof=1) / len(x) for x in (ours, theirs)])
+    if parts.sum() == 0:
+        return apart, 0.0
+    freedom = parts.sum() ** 2 / (parts**2 / (np.array([len(ours), len(theirs)]) - 1)).sum()
+    return apart, float(stdtrit(freedom, 0.975) * np.sqrt(parts.sum()))
+
+
+def until(curve: Sequence[Sequence[float]], goal: float) -> float:
+    """Seconds of training until its return is `goal`, between two points of the curve; infinite if it never is."""
+    before = (0.0, None)
+    for _, seconds, value in curve:
+        if value is not None and value >= goal:
+            start = before[1]
+            return seconds if start is None else float(np.interp(goal, (start, value), (before[0], seconds)))
+        before = (seconds, value) if value is not None else before
+    return float("inf")
+
+
+def typed(row: Row) -> str:
+    """Its command with S for the seed."""
+    return row.command(0).replace("--seed 0", "--seed S")
+
+
+def number(value: float, like: float | None = None) -> str:
+    """A score with one digit after the point; with three if it (or `like`) is below 2, with none from 1,000."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{3 if size < 2 else 1 if size < 1000 else 0}f}".replace("-", "−")
+
+
+def verdict(apart: float, width: float) -> str:
+    """In words, where a difference to a reference leaves a row."""
+    if apart >= 0:
+        return "reached"
+    return "below the reference, within the interval" if apart + width >= 0 else "**below the reference**"
+
+
+def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
+    """-> the reference and where it leaves the row, as the page says them."""
+    if row.against:
+        theirs = [run["sampled"] for run in runs_of(TABLE[row.against], stored)]
+        if not theirs:
+            return "–", ""
+        apart, width = difference(scores, theirs)
+        name = "PureJaxRL" if TABLE[row.against].script == PEER else f"`{TABLE[row.against].script}`"
+        between = f"{'+' if apart > 0 else ''}{number(apart, np.mean(theirs))}"
+        between += "" if np.isnan(width) else f" ± {number(width, np.mean(theirs))}"
+        return f"{number(np.mean(theirs))} ({name}, {len(theirs)} seeds)", f"{verdict(apart, width)} ({between})"
+    if row.reference is None:
+        return "–", ""
+    mean, width = interval(scores)
+    return f"{number(row.reference)} ({row.source})", verdict(mean - row.reference, width)
+
+
+def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bool, goals: bool) -> str:
+    """A row of a table. tenth, goals: whether its table has these columns."""
+    runs = runs_of(row, stored)
+    scores = [run["sampled"] for run in runs]
+    (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
+    script = "PureJaxRL's `ppo.py`" if row.script == PEER else f"`{row.script}`"
+    spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
+    cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
+    cells += [f"**{number(mean)}**{spread}", number(np.median(scores))]
+    if tenth:
+        cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
+    cells += [number(np.mean(greedy)) if greedy else "–", f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"]
+    if goals:
+        times = [until(run["curve"], row.goal) for run in runs]
+        middle, never = np.median(times), sum(map(np.isinf, times))
+        missed = f", {never} of {len(times)} never" if never else ""
+        cells.append(f"{row.goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}")
+    return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
+
+
+def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """A group's part of the page: a table, and the commands."""
+    tenth = any(len(runs_of(row, stored)) >= 10 for row in rows)
+    goals = any(row.goal is not None for row in rows)
+    head = [
+        "task",
+        "script",
+        "steps",
+        "seeds",
+        "return",
+        "median",
+        *["10th percentile"] * tenth,
+        "most probable actions",
+    ]
+    head += ["minutes", *["seconds to a training return of"] * goals, "reference", ""]
+    lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [make_line(row, stored, tenth, goals) for row in rows]
+    commands = [row.command(0).replace("--seed 0", "--seed S") for row in rows]
+    lines += [
+        "",
+        "<details><summary>Commands</summary>",
+        "",
+        "```bash",
+        *dict.fromkeys(commands),
+        "```",
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+LEAD = """# Results
+
+Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
+says "most probable actions". A return is the mean over seeds ± half its 95 % t-interval; the 10th percentile is given
+from ten seeds on. Minutes are those of the median run's training, without imports and compiling, on one core with other
+runs beside it unless a table says otherwise. "Below the reference" says that our mean is lower; "within the interval",
+that the seeds do not exclude an equal one. References are other people's numbers, with their own protocols, unless a
+script is named."""
+
+
+def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:
+    """docs/results.md. picture: its path from there."""
+    known = {row.name: runs for row in TABLE.values() if (runs := runs_of(row, stored))}
+    used = [run for runs in known.values() for run in runs]
+    parts = [LEAD]
+    if used:
+        cpus = "; ".join(sorted({f"{run['machine']['cpu']}, {run['machine']['memory_gb']} GB" for run in used}))
+        commits = ", ".join(sorted({run["commit"][:7] + run["commit"][40:] for run in used}))
+        days = sorted({run["date"][:10] for run in used})
+        jax = " and ".join(sorted({run["jax"] for run in used}))
+        parts.append(
+            f"{len(used)} runs, {' to '.join(days[:1] + days[1:][-1:])}, on {cpus}; JAX {jax}; commits {commits}."
+        )
+    if any(TABLE[name].group == "headline" for name in known):
+        parts.append(f"![Returns in training against steps and against seconds]({picture})")
+    for group in GROUPS:
+        rows = [row for row in TABLE.values() if row.group == group and row.name in known]
+        parts += [make_table(group, rows, stored)] if rows else []
+    missing = [row.name for row in TABLE.values() if row.name not in known]
+    parts += [f"Not run: {', '.join(missing)}."] if missing else []
+    made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
+    return "\n\n".join([*parts, made]) + "\n"
+
+
+def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
+    """Return in training against steps and against seconds, of the runs that were alone on the machine."""
+    rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
+    if not rows:
+        return
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    figure, axes = report.new_figure(len(tasks), 2, "Return in training, and the steps and seconds that it took")
+    for row in rows:
+        curves = [np.array(run["curve"], np.float64) for run in runs_of(row, stored)]
+        steps = np.linspace(0, curves[0][-1, 0], POINTS + 1)[1:]
+        # [seeds, points]; where no episode has ended yet there is no return
+        seconds = np.array([np.interp(steps, c[:, 0], c[:, 1]) for c in curves]).mean(0)
+        returns = np.array([np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in curves])
+        middle, width = plots.mean_and_ci(returns.T)
+        label = "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if row.against else "ppo.py"
+        colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
+        for axis, x in zip(axes[tasks.index(row.task)], (steps / 1e6, seconds), strict=True):
+            axis.plot(x, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
+            axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+            axis.set(title=row.task, ylabel="return in training", ylim=(0, None))
+    for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
+        for each in axis:
+            each.set_xlabel(label)
+    report.save_figure(figure, path, "Mean over seeds and 95 % t-interval. Seconds are without imports and compiling.")
+
+
+def list_rows(rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
+    width = max(len(row.name) for row in rows)
+    return "\n".join(
+        f"{row.name:<{width}}  {len(runs_of(row, stored))}/{row.seeds}  {typed(row)}"
+        f"{'  (alone, on all cores)' if row.alone else ''}"
+        for row in rows
+    )
+
+
+def main(args: Args) -> None:
+    rows, failed = choose(args.rows), []
+    if args.list:
+        print(list_rows(rows, read(args.out)))
+        return
+    if not (args.report or args.check):
+        try:
+            failed = make(args, rows)
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted; the same command goes on from here") from None
+    stored, picture = read(args.out), args.out.with_suffix(".png")
+    page = make_page(stored, os.path.relpath(picture, args.page.parent))
+    if args.check:
+        if not args.page.exists() or args.page.read_text() != page:
+            raise SystemExit(
+                f"{args.page} is not what {args.out} gives; python benchmarks/learning.py --report writes it"
+            )
+        return
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(args.page, page)
+    draw(stored, picture)
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__.split("\n\n")[0]))
+    except UsageError as error:
+        print(f"learning.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

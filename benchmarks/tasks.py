@@ -1,0 +1,209 @@
+"""The tasks on which learning.py says how well these scripts learn: commands, and scores to compare with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PEER = "benchmarks/purejaxrl.py"  # PureJaxRL's ppo.py; its flags are in that file
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the page: runs of one command that differ in their seeds."""
+
+    name: str
+    group: str
+    task: str
+    script: str
+    flags: str  # as typed, but for the seed
+    reference: float | None = None  # a score to compare with,
+    source: str = ""  # and whose it is
+    against: str = ""  # or another row to compare with
+    goal: float | None = None  # the page says after how many seconds the return in training is this
+    seeds: int = 5
+    alone: bool = False  # on all cores
+
+    def command(self, seed: int) -> str:
+        """What a user types. It identifies a run."""
+        core = "" if self.alone or self.script == PEER else "--num-devices 1"
+        return " ".join(filter(None, ("python", self.script, self.flags, f"--seed {seed}", core)))
+
+
+STEPS = 10_485_760
+DISCOGEN, PGX, ZOO = "discogen's PPO", "pgx's PPO, 20M steps", "rl-zoo's PPO"
+GROUPS = {  # what the page says of each
+    "headline": (
+        "Seconds until a score",
+        "Each run was alone on all cores. Seconds are those of training, without imports and compiling. PureJaxRL's "
+        "training is one program, so its seconds are taken to pass evenly.",
+    ),
+    "same_flags": (
+        "The same flags as PureJaxRL",
+        "PureJaxRL's own `ppo.py` and ours, with all flags of its notebook for MinAtar. Both programs' policies are "
+        "evaluated by our code in gymnax 1.0.1. PureJaxRL trains in gymnax 0.0.9, where a time limit counts as an end, "
+        "and where SpaceInvaders begins with 28 aliens in place of 24 and looks for a hit where the player was before "
+        "the step. Its Breakout is otherwise the same.",
+    ),
+    "minatar": (
+        "MinAtar",
+        "gymnax's games, in which no action is repeated by chance. The references had 10M steps and the best of ten "
+        "learning rates for each game, and are scores of most probable actions.",
+    ),
+    "minatar_sticky": (
+        "MinAtar with sticky actions",
+        "With probability 0.1 the last action is repeated. The references are read off curves.",
+    ),
+    "classic": ("Classic control", "gymnax's tasks."),
+    "control": ("Continuous control", "Tasks of brax and MuJoCo Playground. The references had five times the steps."),
+    "others": ("Other environments", "The reference of Craftax-Classic had ten times the steps."),
+    "memory": ("Memory, exploration, blocks", "Other scripts beside `ppo.py` with the same flags."),
+}
+
+# What is usual where observations are a few numbers and a step is dear: small rates, tanh, long returns.
+TANH = "--learning-rate 1e-3 --activation tanh --no-layer-norm --clip-vloss --update-epochs 4"
+# Task: score, whose it is, flags of ppo.py.
+CLASSIC = {
+    "CartPole": (
+        500,
+        ZOO,
+        f"--env-id CartPole-v1 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 1000000",
+    ),
+    "Acrobot": (
+        -73.5,
+        ZOO,
+        f"--env-id Acrobot-v1 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 --gae-lambda 0.94 "
+        "--ent-coef 0 --total-timesteps 1000000",
+    ),
+    "MountainCar": (
+        -110,
+        ZOO,
+        f"--env-id MountainCar-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.98 --ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
+    ),
+    "Pendulum": (
+        -172,
+        ZOO,
+        "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --update-epochs 8 --minibatch-size 256 --learning-rate 1e-3 "
+        "--activation tanh --no-layer-norm --clip-vloss --gamma 0.95 --gae-lambda 0.95 --ent-coef 0 --clip-eps 0.1 "
+        "--total-timesteps 3000000",
+    ),
+    "MountainCarContinuous": (
+        90,
+        ZOO,
+        f"--env-id MountainCarContinuous-v0 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 "
+        "--gae-lambda 0.95 --ent-coef 0.01 --norm-obs --norm-reward --total-timesteps 2000000",
+    ),
+}
+BRAX = (
+    f"--num-envs 512 --num-steps 16 --minibatch-size 1024 {TANH} --gamma 0.97 --gae-lambda 0.95 --norm-obs "
+    "--norm-reward --ent-coef 0 --total-timesteps 10000000"
+)
+CONTROL = {
+    "HalfCheetah": (5049, f"{DISCOGEN}, 50M steps", f"--env-id brax/halfcheetah {BRAX}"),
+    "Ant": (7091, f"{DISCOGEN}, 50M steps", f"--env-id brax/ant {BRAX}"),
+    "Hopper": (2504, f"{DISCOGEN}, 50M steps", f"--env-id brax/hopper {BRAX}"),
+    "CartpoleSwingup": (
+        None,
+        "",
+        f"--env-id playground/CartpoleSwingup --num-envs 256 --minibatch-size 1024 --stagger-resets 1000 {TANH} "
+        "--gamma 0.99 --gae-lambda 0.95 --norm-obs --ent-coef 0 --total-timesteps 5000000",
+    ),
+}
+OTHERS = {
+    "Craftax-Classic": (
+        16.9,
+        "published PPO, 100M steps",
+        "--env-id craftax/Craftax-Classic-Symbolic-v1 --num-envs 256 --minibatch-size 1024 --total-timesteps 10000000",
+    ),
+    "DoorKey-8x8": (
+        None,
+        "",
+        "--env-id xminigrid/MiniGrid-DoorKey-8x8 --num-envs 1024 --stagger-resets 640 --total-timesteps 2000000",
+    ),
+    "LunarLander": (
+        200,
+        "what counts as solved",
+        f"--env-id gymnasium/LunarLander-v3 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.999 "
+        "--gae-lambda 0.98 --ent-coef 0.01 --total-timesteps 2000000",
+    ),
+}
+# Task: the script beside ppo.py, flags of both.
+PAIRS = {
+    "MemoryChain": (
+        "ppo_rnn.py",
+        f"--env-id MemoryChain-bsuite --env-kwargs '{{\"memory_length\": 20}}' --num-envs 128 --num-steps 64 "
+        f"--minibatch-size 1024 {TANH} --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 262144",
+    ),
+    "CartPole without velocities": (
+        "ppo_rnn.py",
+        f"--env-id benchmarks/masked_cartpole.py:Masked --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} "
+        "--gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 1000000",
+    ),
+    "DeepSea, 20 × 20": (
+        "ppo_rnd.py",
+        "--env-id DeepSea-bsuite --env-kwargs '{\"size\": 20}' --num-envs 64 --minibatch-size 512 "
+        "--total-timesteps 2097152",
+    ),
+    "Breakout, 3,072 environments": ("sapg.py", f"--num-envs 3072 --total-timesteps {STEPS}"),
+}
+# Game: scores of discogen and pgx.
+GAMES = {"Breakout": (69.9, 50), "Asterix": (17.0, 22), "SpaceInvaders": (180.9, 144), "Freeway": (61.8, 63.5)}
+GOALS = {"Breakout": 40, "SpaceInvaders": 150}
+# The flags of PureJaxRL's notebook for MinAtar, with all that might have another default here one day.
+SAME = (
+    "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
+    "--activation relu --no-layer-norm --network mlp --hidden-sizes 64 64 --gamma 0.99 --gae-lambda 0.95 "
+    "--clip-eps 0.2 --clip-vloss --ent-coef 0.01 --vf-coef 0.5 --max-grad-norm 0.5"
+)
+
+
+def short(task: str) -> str:
+    """A task's part of a row's name."""
+    return task.partition(",")[0].lower().replace("-", "_").replace(" ", "_")
+
+
+def headline() -> Iterator[Row]:
+    how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True}
+    yield Row("headline", task="Breakout", flags="", reference=69.9, goal=GOALS["Breakout"], seeds=10, **how)
+    flags, goal = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
+    yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goal=goal, **how)
+
+
+def beside_purejaxrl() -> Iterator[Row]:
+    for game, goal in GOALS.items():
+        for label, steps in (("4M", 4_194_304), ("10M", STEPS)):
+            where, name = f"--env-id {game}-MinAtar --total-timesteps {steps}", f"same_flags_{game.lower()}_{label}"
+            yield Row(f"{name}_peer", "same_flags", game, PEER, where, seeds=10)
+            yield Row(f"{name}_ours", "same_flags", game, "ppo.py", f"{where} {SAME}", against=f"{name}_peer", seeds=10)
+        name, how = f"seconds_{game.lower()}", {"goal": goal, "seeds": 3, "alone": True}
+        yield Row(f"{name}_peer", "headline", game, PEER, where, **how)
+        yield Row(f"{name}_ours", "headline", game, "ppo.py", f"{where} {SAME}", against=f"{name}_peer", **how)
+
+
+def on_minatar() -> Iterator[Row]:
+    for index, (suffix, sticky) in enumerate((("", ""), ("_sticky", " --sticky-actions 0.1"))):
+        for game, scores in GAMES.items():
+            flags = f"--env-id {game}-MinAtar --total-timesteps {STEPS}{sticky}"
+            rest = {"group": f"minatar{suffix}", "task": game}
+            rest |= {"reference": scores[index], "source": (DISCOGEN, PGX)[index]}
+            for number in (64, 512, 2048, 8192):  # 2048 is the default
+                more = "" if number == 2048 else f" --num-envs {number}"
+                yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
+            for script in ("ppo_ewma", "pqn"):
+                yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
+
+
+def plain() -> Iterator[Row]:
+    for group, tasks in {"classic": CLASSIC, "control": CONTROL, "others": OTHERS}.items():
+        for task, (score, source, flags) in tasks.items():
+            yield Row(short(task), group, task, "ppo.py", flags, score, source)
+
+
+def pairs() -> Iterator[Row]:
+    for task, (script, flags) in PAIRS.items():
+        name, kind = short(task), script.removesuffix(".py")
+        yield Row(f"{name}_beside_{kind}", "memory", task, "ppo.py", flags)
+        yield Row(f"{name}_{kind}", "memory", task, script, flags, against=f"{name}_beside_{kind}")
+
+
+TABLE = {row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *plain(), *pairs())}

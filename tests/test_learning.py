@@ -1,0 +1,276 @@
+"""The table of results: every row can be run, runs are made once, and the page says what the JSON says."""
+
+import math
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ppo
+from benchmarks import learning, purejaxrl, tasks
+from benchmarks.learning import Args
+from benchmarks.tasks import Row
+from common.run.arguments import UsageError
+
+ROOT = Path(__file__).parents[1]
+STUB = '''
+"""Imitates a training script: its flags, its folder, and what it does with --resume and --evaluate."""
+import json, shlex, sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Args:
+    env_id: str = "good"
+    """Name."""
+    speed: int = 2
+    """Hundreds of steps per second."""
+    seed: int = 0
+    """Seed."""
+    num_devices: int = 0
+    """Devices."""
+    num_updates = 4
+
+
+def write(name, value):
+    (run / name).write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    with open("starts", "a") as file:
+        file.write(shlex.join(sys.argv[1:]) + "\\\\n")
+    words = [word for word in sys.argv[1:] if word != "--eval-deterministic"]
+    words = dict(zip(words[::2], words[1::2]))
+    run = Path(words.get("--resume") or Path(words["--runs-dir"]) / words["--run-name"])
+    if "--resume" not in words:
+        run.mkdir()
+        machine = {"cpu": "abacus", "cores": 1, "memory_gb": 3}
+        record = {"args": {"num_envs": 8}, "git_commit": "0123456789" * 4, "git_dirty": False, "machine": machine}
+        write("args.json", record | {"started": "2026-11-25T10:00:00+00:00", "versions": {"jax": "9"}, "words": words})
+        (run / "checkpoints" / "2").mkdir(parents=True)
+        if words.get("--env-id") == "broken":
+            sys.exit("stub.py: out of memory")
+    words = json.loads((run / "args.json").read_text())["words"]
+    lines = [{"update": i, "global_step": 100 * i, "charts/SPS": 200, "time": 7 + i / 2} for i in range(1, 5)]
+    for line in lines:
+        line["charts/episodic_return"] = None if line["update"] == 1 else 10 * line["update"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\\\n" for line in lines))
+    score = 50 if "--evaluate" in words else 40 + int(words["--seed"])
+    write("summary.json", {"updates": 4, "compile_s": 6.5, "eval/episodic_return": {"mean": score}})
+'''.replace("\\\\", "\\")
+
+
+@pytest.fixture
+def stub(monkeypatch, tmp_path):
+    """A table of rows of an imitated script. -> the flags of each start so far."""
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    learning.settled.cache_clear()
+    good = Row("good", "classic", "Walk", "stub.py", "--env-id good --speed 3", 41.5, "a book", goal=25, seeds=2)
+    bad = Row("broken", "classic", "Run", "stub.py", "--env-id broken", seeds=1)
+    alone = Row("alone", "headline", "Stand", "stub.py", "", seeds=1, alone=True)
+    monkeypatch.setattr(learning, "TABLE", {row.name: row for row in (good, bad, alone)})
+    return lambda: [shlex.split(line) for line in Path("starts").read_text().splitlines()]
+
+
+def run_of(row, seed, sampled, **changes):
+    """A run as the JSON has it."""
+    machine = {"cpu": "abacus", "cores": 1, "memory_gb": 3}
+    made = {"row": row.name, "command": row.command(seed), "settings": "s", "seed": seed, "commit": "0" * 40}
+    made |= {"date": "2026-11-25T10:00:00+00:00", "machine": machine, "jax": "9", "num_envs": 64, "steps": 10**6}
+    made |= {"sampled": sampled, "greedy": sampled + 1, "seconds": 90.0, "curve": [[1, 30.0, 10.0], [2, 90.0, 40.0]]}
+    return made | changes
+
+
+def stored(*runs):
+    return {(run["row"], run["command"]): run for run in runs}
+
+
+def test_every_row_is_a_command_that_its_script_takes():
+    for row in tasks.TABLE.values():
+        cell = learning.make_cell(row, 7)
+        assert cell.num_updates > 0 and dict(cell.flags)["seed"] == ("7",), row.name
+        assert (ROOT / row.script).is_file() and row.group in tasks.GROUPS
+        assert not row.against or row.against in tasks.TABLE
+    assert len({(r.command(0), r.alone) for r in tasks.TABLE.values()}) == len(tasks.TABLE)
+
+
+def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
+    args, theirs = learning.settled("ppo.py", tasks.SAME), purejaxrl.NOTEBOOK
+    same = {name: theirs[name.upper()] for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches")}
+    same |= {"gamma": 0.99, "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
+    same |= {"learning_rate": theirs["LR"], "activation": theirs["ACTIVATION"], "anneal_lr": theirs["ANNEAL_LR"]}
+    same |= {"hidden_sizes": (64, 64), "network": "mlp", "shared_encoder": False, "clip_vloss": True, "norm_adv": True}
+    same |= {"norm_obs": False, "norm_reward": False, "target_kl": None, "adaptive_lr_kl": None}
+    assert {name: getattr(args, name) for name in same} == same
+    assert {name: theirs[name.upper()] for name in same if name.upper() in theirs}.items() <= same.items()
+
+
+def test_runs_are_made_once_and_stored_with_both_evaluations(stub):
+    args = Args(rows=("good",), workers=2)
+    assert learning.make(args, learning.choose(args.rows)) == []
+    runs = learning.read(args.out)
+    assert sorted(run["sampled"] for run in runs.values()) == [40, 41]
+    assert all(run["greedy"] == 50 and run["num_envs"] == 8 and run["steps"] == 400 for run in runs.values())
+    one = runs["good", "python stub.py --env-id good --speed 3 --seed 0 --num-devices 1"]
+    # The first update ended at 7.5 s and took half a second.
+    assert one["curve"] == [[100, 0.5, None], [200, 1, 20], [300, 1.5, 30], [400, 2, 40]]
+    assert one["seconds"] == 2 and one["steps_per_second"] == 200 and one["compile_s"] == 6.5
+    assert len(stub()) == 4  # two trainings, two evaluations
+    assert learning.make(args, learning.choose(args.rows)) == [] and len(stub()) == 4
+    learning.make(replace(args, seeds=(0, 5)), learning.choose(args.rows))
+    assert len(stub()) == 6 and stub()[4][5] == "5"
+    learning.make(replace(args, seeds=(5,), again=True), learning.choose(args.rows))
+    assert len(stub()) == 8 and len(learning.read(args.out)) == 3
+
+
+def test_what_is_lost_from_the_json_is_read_from_the_folders(stub):
+    args = Args(rows=("good",), seeds=(0,))
+    learning.make(args, learning.choose(args.rows))
+    before = learning.read(args.out)
+    args.out.unlink()
+    learning.make(args, learning.choose(args.rows))
+    assert learning.read(args.out) == before and len(stub()) == 2
+
+
+def test_another_default_makes_a_run_anew_and_the_page_does_not_mix_them(stub):
+    args, row = Args(rows=("alone",)), learning.TABLE["alone"]
+    learning.make(args, [row])
+    old = learning.settings(row)
+    learning.settled.cache_clear()
+    Path("stub.py").write_text(STUB.replace("speed: int = 2", "speed: int = 4"))
+    __import__("sys").modules.pop("stub")
+    learning.make(args, [row])
+    (run,) = learning.read(args.out).values()
+    assert len(stub()) == 4 and run["settings"] == learning.settings(row) != old
+    older = run_of(row, 1, 3.0, settings=old, date="2026-11-24T10:00:00+00:00")
+    assert learning.runs_of(row, stored(run, older)) == [run]
+
+
+def test_a_broken_run_is_told_and_goes_on_the_next_time(stub):
+    args = Args(rows=("broken",))
+    (failed,) = learning.make(args, learning.choose(args.rows))
+    assert "exit code 1: stub.py: out of memory" in failed and not args.out.exists()
+    assert learning.make(args, learning.choose(args.rows)) == []
+    assert [words[0] for words in stub()] == ["--env-id", "--resume", "--evaluate"]
+    assert [run["sampled"] for run in learning.read(args.out).values()] == [40]
+
+
+def test_rows_about_seconds_come_last_and_with_all_devices(stub):
+    learning.make(Args(), learning.choose(["good", "alone"]))
+    trained = [words for words in stub() if "--evaluate" not in words]
+    assert ["--num-devices" in words for words in trained] == [True, True, False]
+
+
+def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
+    names = [row.name for row in learning.choose(["breakout_ppo_*", "classic"])]
+    assert names[:4] == [f"breakout_ppo_{n}" for n in (64, 512, 2048, 8192)] and "acrobot" in names
+    assert all(row.group == "minatar" for row in learning.choose(["minatar"]))
+    with pytest.raises(UsageError, match="--rows nothing: no row or group is called that"):
+        learning.choose(["nothing"])
+
+
+def test_statistics():
+    mean, width = learning.interval([1, 2, 3, 4])
+    assert mean == 2.5 and math.isclose(width, 3.182446 * math.sqrt(5 / 3 / 4), rel_tol=1e-6)  # t, 3 degrees
+    assert learning.interval([7])[0] == 7 and math.isnan(learning.interval([7])[1])
+    # Welch: variances 1 / 3 and 4 / 3, degrees (5/3)² / ((1/3)² / 2 + (4/3)² / 2) = 2.941; t = 3.2207
+    apart, width = learning.difference([1, 2, 3], [4, 6, 8])
+    assert apart == -4 and math.isclose(width, 3.2207 * math.sqrt(5 / 3), rel_tol=1e-3)
+    assert learning.difference([1, 1], [2, 2]) == (-1, 0) and math.isnan(learning.difference([1], [2, 3])[1])
+
+
+def test_seconds_until_a_return():
+    curve = [[1, 10.0, None], [2, 20.0, 10.0], [3, 30.0, 30.0], [4, 40.0, 20.0]]
+    assert learning.until(curve, 20) == 25 and learning.until(curve, 5) == 20 and learning.until(curve, 31) == math.inf
+
+
+def test_the_page_says_where_we_are_below_a_reference():
+    low, high, near = (tasks.TABLE[f"{game}_ppo_64"] for game in ("breakout", "freeway", "asterix"))
+    runs = [run_of(low, seed, 20.0 + seed) for seed in range(10)]
+    runs += [run_of(high, seed, 63.0 + seed) for seed in range(5)]
+    runs += [run_of(near, seed, score) for seed, score in enumerate((12, 16, 20))]
+    page = learning.make_page(stored(*runs), "learning.png")
+    line = {game: next(x for x in page.splitlines() if x.startswith(f"| {game} ")) for game in ("Breakout", "Freeway")}
+    # 24.5 ± 2.262157 · sqrt(9.1667 / 10); the tenth percentile lies at place 0.9 of 0 to 9
+    assert (
+        "| 10 | **24.5** ± 2.2 | 24.5 | 20.9 | 25.5 | 1.5 | 69.9 (discogen's PPO) | **below the reference** |"
+        in (line["Breakout"])
+    )
+    assert line["Freeway"].endswith("| 5 | **65.0** ± 2.0 | 65.0 | – | 66.0 | 1.5 | 61.8 (discogen's PPO) | reached |")
+    assert "| 17.0 (discogen's PPO) | below the reference, within the interval |" in page
+    assert "abacus" in page and "18 runs, 2026-11-25" in page and "learning.png" not in page
+    assert "## MinAtar\n" in page and "## MinAtar with sticky actions" not in page
+    (missing,) = (line for line in page.splitlines() if line.startswith("Not run: "))
+    assert "breakout_sticky_ppo_64" in missing and " breakout_ppo_64" not in missing
+    assert "--env-id Breakout-MinAtar --total-timesteps 10485760 --num-envs 64 --seed S --num-devices 1\n" in page
+
+
+def test_the_page_compares_with_purejaxrl_and_says_after_how_many_seconds():
+    ours, theirs = tasks.TABLE["seconds_breakout_ours"], tasks.TABLE["seconds_breakout_peer"]
+    runs = [run_of(ours, seed, score) for seed, score in enumerate((1, 2, 3))]
+    slow = [[1, 50.0, 10.0], [2, 90.0, 30.0]]
+    runs += [run_of(theirs, seed, score, curve=slow) for seed, score in enumerate((4, 6, 8))]
+    page = learning.make_page(stored(*runs), "learning.png")
+    assert "| 40: 90 s | 6.0 (PureJaxRL, 3 seeds) | below the reference, within the interval (−4.0 ± 4.2) |" in page
+    assert "| 40: –, 3 of 3 never |" in page and "(learning.png)" in page
+
+
+def test_the_page_is_written_and_checked(stub, capsys):
+    args = Args(rows=("good", "alone"))
+    learning.main(args)
+    assert "**40.5** ± 6.4 | 40.5 | 50.0 | 0.0 | 25: 1 s | 41.5 (a book) | below the reference, within" in (
+        args.page.read_text()
+    )
+    assert args.out.with_suffix(".png").stat().st_size > 10_000
+    learning.main(replace(args, check=True))
+    args.page.write_text(args.page.read_text().replace("40.5", "45.5", 1))
+    with pytest.raises(SystemExit, match=r"is not what .*learning.json gives; .* --report writes it"):
+        learning.main(replace(args, check=True))
+    learning.main(replace(args, report=True))
+    learning.main(replace(args, check=True))
+    assert len(stub()) == 6
+    learning.main(replace(args, list=True))
+    assert "good   2/2  python stub.py --env-id good --speed 3 --seed S" in capsys.readouterr().out
+
+
+def test_the_page_of_the_project_is_what_its_json_gives():
+    out, page = ROOT / Args.out, ROOT / Args.page
+    assert out.exists() == page.exists()
+    if page.exists():
+        assert page.read_text() == learning.make_page(learning.read(out), "../results/learning.png")
+
+
+def test_a_policy_of_purejaxrl_is_played_as_its_network_says(tmp_path):
+    rng = np.random.default_rng(0)
+    sizes = {"Dense_0": (400, 64), "Dense_1": (64, 64), "Dense_2": (64, 3)}
+    params = {f"{layer}/kernel": rng.normal(size=size) for layer, size in sizes.items()}
+    params |= {f"{layer}/bias": rng.normal(size=size[1]) for layer, size in sizes.items()}
+    np.savez(tmp_path / "params.npz", **params)
+    suite, policy = purejaxrl.make_policy(tmp_path, "Breakout-MinAtar")
+    obs = rng.random((5, 10, 10, 4)) > 0.5
+    x = obs.reshape(5, 400).astype(np.float64)
+    for layer in ("Dense_0", "Dense_1"):
+        x = np.maximum(x @ params[f"{layer}/kernel"] + params[f"{layer}/bias"], 0)
+    logits = x @ params["Dense_2/kernel"] + params["Dense_2/bias"]
+    dist = policy(None, jnp.array(obs))
+    np.testing.assert_allclose(dist.logits, logits, rtol=1e-4, atol=1e-2)
+    assert suite.obs_shape == (10, 10, 4) and dist.nvec == (3,)
+    args = ppo.Args(num_eval_episodes=4, eval_deterministic=True)
+    assert purejaxrl.play(tmp_path, args) >= 0 and jax.devices()
+
+
+def test_another_version_of_purejaxrl_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "purejaxrl").mkdir()
+    (tmp_path / "purejaxrl" / "ppo.py").write_text("print('hello')")
+    with pytest.raises(SystemExit, match=r"ppo.py is not https://raw.githubusercontent.com/luchris429/purejaxrl/"):
+        purejaxrl.prepare(tmp_path)
+    with pytest.raises(SystemExit, match="give a checkout of PureJaxRL with --purejaxrl"):
+        purejaxrl.prepare(tmp_path / "nothing")

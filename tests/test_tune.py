@@ -1,0 +1,486 @@
+"""tune.py on a script whose best flags are known, and once on ppo.py."""
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+# isort: split
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+import tune
+from common.references import reference_score
+from common.run.arguments import UsageError
+from experiments import grid
+from tuning import report, trials
+
+ROOT = Path(__file__).parents[1]
+FAKE = f'''
+"""Imitates a training script: its best learning rate is 10^-2.5, and annealing adds 0.3 to the score."""
+import json, math, os, shlex, signal, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from common.run.arguments import Positive, RunArgs, Steps, UsageError
+
+@dataclass(frozen=True)
+class Args(RunArgs):
+    env_id: str = "CartPole-v1"
+    seed: int = 0
+    num_seeds: Positive[int] = 1
+    total_timesteps: Steps = 2000
+    num_envs: Positive[int] = 10
+    num_steps: Positive[int] = 10
+    learning_rate: Positive[float] = 1e-3
+    anneal_lr: bool = False
+    update_epochs: Positive[int] = 4
+    hidden_sizes: tuple[Positive[int], ...] = (64, 64)
+    seconds: float = 0.0
+    break_above: float = 1.0
+    refuse: bool = False
+    strict: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.strict and self.anneal_lr and self.update_epochs == 8:
+            raise UsageError("--strict: not --anneal-lr with --update-epochs 8")
+
+def main():
+    words = {{}}
+    for word in sys.argv[1:]:
+        if word.startswith("--"):
+            words[name := word] = []
+        else:
+            words[name].append(word)
+    with open("starts", "a") as file:
+        file.write(shlex.join(sys.argv[1:]) + "\\n")
+    if "--refuse" in words:
+        print("fake.py: error: --refuse: as you wish", file=sys.stderr)
+        sys.exit(2)
+    if "--resume" in words:
+        run = Path(words["--resume"][0])
+        words = json.loads((run / "args.json").read_text())
+    else:
+        run = Path(words["--runs-dir"][0]) / words["--run-name"][0]
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "args.json").write_text(json.dumps(words))
+    rate, total = float(words["--learning-rate"][0]), int(words["--total-timesteps"][0])
+    if rate > float(words.get("--break-above", ["1"])[0]):
+        print("a page\\nfake.py: update 3: parameters are no longer finite", file=sys.stderr)
+        sys.exit(1)
+    low, high = {{"CartPole-v1": (22.4, 500), "Pendulum-v1": (-1227, -172)}}.get(words["--env-id"][0], (0, 1))
+    value = low + (high - low) * (1 - (math.log10(rate) + 2.5) ** 2 + 0.3 * ("--anneal-lr" in words))
+    caught = []
+    signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    (run / "cores.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
+    with open(run / "metrics.jsonl", "a") as file:
+        for update in range(1, 21):
+            line = {{"update": update, "global_step": total * update // 20, "charts/episodic_return": value}}
+            file.write(json.dumps(line) + "\\n")
+            file.flush()
+            time.sleep(float(words.get("--seconds", ["0"])[0]) / 20)
+            if caught:
+                (run / "checkpoints" / str(update)).mkdir()
+                sys.exit(143)
+    found = {{"updates": 20, "num_updates": 20, "eval/episodic_return": {{"mean": value}}, "steps_per_second": 1234}}
+    (run / "summary.json").write_text(json.dumps(found))
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trials, "POLL", 0.02)
+
+
+def run(*words, trials=4, envs=("CartPole-v1",), **flags):
+    """A study of the fake script, in this process. -> it."""
+    args = tune.Args("fake.py", env_id=envs, trials=trials, study="s", **flags)
+    tune.tune(args, list(words))
+    return study(args)
+
+
+def study(args=None):
+    return tune.open_study(args or tune.Args(), "s")
+
+
+def starts():
+    return [shlex.split(line) for line in Path("starts").read_text().splitlines()]
+
+
+def refusal(*words):
+    """The error of a command line."""
+    own, passed = tune.split(words)
+    with pytest.raises(UsageError) as error:
+        tune.tune(tune.arguments.parse(tune.Args, "", own), passed)
+    assert "\n" not in str(error.value) and not Path("starts").exists()
+    return str(error.value)
+
+
+def test_scores_are_0_for_random_and_1_for_published_policies():
+    assert reference_score("Breakout-MinAtar", 69.9) == 1 and reference_score("Breakout-MinAtar", 0.405) == 0
+    assert reference_score("Pendulum-v1", (-1227 - 172) / 2) == pytest.approx(0.5)
+    assert reference_score("Acrobot-v1", -73.5 + 425.5) == pytest.approx(2)
+    assert reference_score("MountainCar-v0", -200) == 0
+    assert reference_score("my_file:MyEnv", 12.5) == 12.5
+
+
+def test_a_study_begins_with_the_defaults_and_finds_better_flags(capsys):
+    found = run("--update-epochs", "2", envs=("CartPole-v1", "Pendulum-v1"), trials=8, seed=107, num_seeds=2)
+    assert [t.state for t in found.trials] == [TrialState.COMPLETE] * 8
+    first = found.trials[0]
+    # By hand: at 1e-3 without annealing both environments have 1 - 0.5^2.
+    assert first.params["learning_rate"] == 1e-3 and first.params["anneal_lr"] is False
+    assert first.params["hidden_sizes"] == "64x64" and "update_epochs" not in first.params
+    assert first.value == pytest.approx(0.75, abs=1e-6)
+    assert found.best_value >= 0.75
+    words = starts()[0]
+    for part in (["--env-id", "CartPole-v1"], ["--seed", "107"], ["--num-seeds", "2"], ["--update-epochs", "2"]):
+        assert any(words[i : i + 2] == part for i in range(len(words)))
+    said = capsys.readouterr().out
+    best = found.best_trial
+    rate = f"{best.params['learning_rate']:.3g}"
+    assert (
+        f"python fake.py --env-id CartPole-v1 --total-timesteps 2000 --update-epochs 2 --learning-rate {rate}" in said
+    )
+    assert "defaults" in said and "# likewise --env-id Pendulum-v1" in said and "seeds 107 to 108" in said
+    assert Path("runs/tune/s/slices.png").stat().st_size > 10_000
+
+
+def test_the_same_command_goes_on_and_repeats_nothing(capsys):
+    run(trials=2)
+    assert len(starts()) == 2
+    found = run(trials=3)
+    assert len(starts()) == 3 and len({tuple(words) for words in starts()}) == 3
+    capsys.readouterr()
+    run(trials=3)
+    assert len(starts()) == 3 and len(found.trials) == 3
+    shown = capsys.readouterr().out
+    tune.tune(tune.Args(from_="s"), [])
+    assert capsys.readouterr().out == shown and "3 trials (3 complete)" in shown
+    assert len(starts()) == 3
+
+
+def test_a_study_of_something_else_is_refused():
+    run(trials=1)
+    for flags, named in (({"seed": 101}, "--seed, 100"), ({"envs": ("Pendulum-v1",)}, "--env-id")):
+        with pytest.raises(UsageError, match=f"--study s: was made with other {named}"):
+            run(trials=1, **flags)
+    with pytest.raises(UsageError, match=r"has searched update_epochs=1,2,4,8; give --study another name"):
+        run(trials=1, search=("update_epochs=2,4",))
+    assert len(run(trials=2, search=("learning_rate=1e-5:1:log",)).trials) == 2  # ranges may change
+
+
+def test_a_trial_that_diverges_has_failed_and_the_others_go_on(capsys):
+    found = run("--break-above", "0.002", trials=8, search=("learning_rate=1e-4:1e-2:log",))
+    states = {t.params["learning_rate"] > 0.002: t.state for t in found.trials}
+    assert states == {True: TrialState.FAIL, False: TrialState.COMPLETE}
+    failed = next(t for t in found.trials if t.state == TrialState.FAIL)
+    assert failed.user_attrs["failed"] == "exit code 1: fake.py: update 3: parameters are no longer finite"
+    assert "8 trials (" in capsys.readouterr().out
+
+
+def test_a_run_without_a_score_has_failed():
+    Path("run").mkdir()
+    summary = Path("run/summary.json")
+    for text in ("{}", '{"eval/episodic_return": {"mean": null}}', '{"eval/episodic_return": 3}', "{"):
+        summary.write_text(text)
+        with pytest.raises(trials.Failed):
+            trials.outcome(Path("run"), "eval/episodic_return")
+    summary.write_text('{"eval/episodic_return": {"mean": 3.5}, "not_finite_since_update": 7}')
+    with pytest.raises(trials.Failed, match="diverged"):
+        trials.outcome(Path("run"), "eval/episodic_return")
+    summary.write_text('{"eval/episodic_return": {"mean": 3.5}, "not_finite_since_update": null}')
+    assert trials.outcome(Path("run"), "eval/episodic_return") == 3.5
+
+
+def after_good_trials(rate, seconds, defaults=False, **flags):
+    """-> what becomes of a trial after four others that had a score of 1.2 from the first rung on."""
+    space, good = {"learning_rate": FloatDistribution(1e-9, 1e-1, log=True)}, dict.fromkeys(range(1, 20), 1.2)
+    for _ in range(4):
+        params, attrs = {"learning_rate": 0.003}, {"values": {"CartPole-v1": 600.0}}
+        parts = {"params": params, "distributions": space, "user_attrs": attrs, "intermediate_values": good}
+        study().add_trial(optuna.trial.create_trial(value=1.2, **parts))
+    study().enqueue_trial({"learning_rate": rate}, user_attrs={"defaults": ["learning_rate"]} if defaults else {})
+    search, only = ("learning_rate=1e-9:1e-1:log",), ("learning_rate",)
+    return run("--seconds", seconds, trials=5, search=search, only=only, **flags).trials[4]
+
+
+def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
+    monkeypatch.setattr(tune, "STARTUP", 3)
+    trial = after_good_trials(1e-8, "60")
+    folder = Path("runs/tune/s/trial-0004_CartPole-v1")
+    assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) >= trials.RUNGS // 4
+    assert list((folder / "checkpoints").iterdir()) and not (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("rate", "startup", "flags"),
+    [(1e-8, 3, {"pruner": "none"}), (1e-8, 5, {}), (1e-8, 3, {"defaults": True}), (10**-2.5, 3, {"pruner": "halving"})],
+)
+def test_no_other_run_is_pruned(rate, startup, flags, monkeypatch):
+    monkeypatch.setattr(tune, "STARTUP", startup)
+    trial = after_good_trials(rate, "2", **flags)
+    assert trial.state == TrialState.COMPLETE and bool(trial.intermediate_values) == (flags.get("pruner") != "none")
+
+
+def test_what_pruners_see_rises_with_each_environment():
+    found = run("--seconds", "2", trials=1, envs=("CartPole-v1", "Pendulum-v1"))
+    seen = found.trials[0].intermediate_values
+    first = [v for step, v in seen.items() if step <= trials.RUNGS]
+    second = [v for step, v in seen.items() if step > trials.RUNGS]
+    assert first and second
+    assert first == pytest.approx([0.75 / 2] * len(first)) and second == pytest.approx([0.75] * len(second))
+
+
+def started(*words):
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "tune.py"), "fake.py", "--env-id", "CartPole-v1", "--study", "s", *words],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(*patterns):
+    for _ in range(600):
+        if all(list(Path().glob(pattern)) for pattern in patterns):
+            return
+        time.sleep(0.1)
+    raise AssertionError(patterns)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them(number):
+    words = ["--seconds", "3", "--workers", "2", "--trials", "3"]
+    process = started(*words)
+    wait_for("runs/tune/s/trial-0000*/metrics.jsonl", "runs/tune/s/trial-0001*/metrics.jsonl")
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "the same command goes on" in said and "Traceback" not in said
+    for trial in (0, 1):
+        assert list(Path().glob(f"runs/tune/s/trial-000{trial}*/checkpoints/*"))
+    assert report.counting(study()) == [] and len(starts()) == 2
+    run(*words[:2], trials=3, workers=2)
+    assert sum("--resume" in words for words in starts()) == 2 and len(starts()) == 5
+    done = report.counting(study())
+    assert [t.state for t in done] == [TrialState.COMPLETE] * 3
+    assert sum("defaults" in t.user_attrs for t in done) == 1
+
+
+def test_trials_of_a_killed_study_are_taken_up_again():
+    process = started("--seconds", "5", "--trials", "2")
+    wait_for("runs/tune/s/trial-0000*/metrics.jsonl")
+    process.kill()
+    process.wait()
+    assert [t.state for t in study().trials] == [TrialState.RUNNING]
+    found = run("--seconds", "5", trials=2)
+    done = report.counting(found)
+    assert [t.state for t in done] == [TrialState.COMPLETE] * 2 and found.trials[0].state == TrialState.FAIL
+
+
+def test_what_the_script_refuses_is_no_trial():
+    found = run("--strict", trials=6, search=("anneal_lr=true,false", "update_epochs=4,8"))
+    refused = [t for t in found.trials if "refused" in t.user_attrs]
+    assert len(found.trials) - len(refused) == 6 == len(starts())
+    assert all(t.params["anneal_lr"] and t.params["update_epochs"] == 8 for t in refused)
+    args = tune.Args("fake.py", env_id=("CartPole-v1",), study="t", search=("anneal_lr=true",), only=("anneal_lr",))
+    with pytest.raises(UsageError, match=r"fake\.py refuses 200 combinations in a row: --strict: not --anneal-lr"):
+        tune.tune(args, ["--update-epochs", "8", "--strict"])
+    assert len(starts()) == 7  # and the defaults, without --anneal-lr
+
+
+def test_bad_flags_that_only_a_run_finds_end_the_study_at_once():
+    with pytest.raises(UsageError, match=r"^--refuse: as you wish$"):
+        run("--refuse", trials=4)
+    assert len(starts()) == 1
+
+
+def test_a_budget_in_seconds_becomes_whole_updates_at_the_measured_speed():
+    found = run(trials=1, budget_seconds=3.0)
+    # 1234 steps per second for 3 s are 37.02 updates of 10 environments x 10 steps.
+    steps = 10 * found.trials[0].params.get("num_steps", 10)
+    assert found.trials[0].user_attrs["steps"] == {"CartPole-v1": 3702 // steps * steps}
+    probe, real = starts()
+    assert probe[probe.index("--total-timesteps") + 1] == str(4 * steps) and "_probe" in " ".join(probe)
+    assert real[real.index("--total-timesteps") + 1] == str(3702 // steps * steps)
+
+
+def test_workers_share_the_cores_and_the_gpus(monkeypatch):
+    monkeypatch.setattr(trials.devices, "number_of_gpus", lambda: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 6, 7}, raising=False)
+    assert trials.shares(1, {}) == [trials.Share(set(), {}, [])]
+    one = ["--num-devices", "1"]
+    assert [(s.cores, s.words) for s in trials.shares(4, {})] == [({core}, one) for core in (3, 5, 6, 7)]
+    assert [(s.cores, s.words) for s in trials.shares(2, {})] == [({3, 6}, []), ({5, 7}, [])]
+    assert [(s.cores, s.words) for s in trials.shares(5, {})] == [(set(), one)] * 5
+    assert trials.shares(5, {"num_devices": 2})[0].words == []
+    monkeypatch.setattr(trials.devices, "number_of_gpus", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert [s.environ for s in trials.shares(2, {})] == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("4", "6")]
+    third = trials.shares(3, {})[2].environ
+    assert third == {"CUDA_VISIBLE_DEVICES": "4", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
+
+
+def test_each_worker_keeps_to_its_cores():
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    mine = os.sched_getaffinity(0)
+    run("--seconds", "1", trials=2, workers=2)
+    kept = sorted(json.loads(path.read_text()) for path in Path().glob("runs/tune/s/trial-*/cores.json"))
+    assert kept == sorted(sorted(share) for share in grid.shares(2)) and os.sched_getaffinity(0) == mine
+
+
+def test_a_slurm_array_holds_workers_of_one_study(capsys):
+    args = tune.Args(
+        "fake.py", env_id=("CartPole-v1",), trials=2, workers=3, launch="slurm", search=("num_steps=5,10",)
+    )
+    tune.tune(args, ["--update-epochs", "2"])
+    script = Path(capsys.readouterr().out.split()[1])
+    text = script.read_text()
+    assert "#SBATCH --array=1-3\n" in text and not Path("starts").exists()
+    subprocess.run(["bash", script], check=True, capture_output=True)
+    assert len(starts()) == 2 and all("--update-epochs 2" in shlex.join(words) for words in starts())
+    assert "--workers 1" in text and f"--study {script.parent.name}" in text
+
+
+EDGES = [
+    ("learning_rate", 0.0099, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=0.0001:0.03:log"),
+    ("learning_rate", 0.00011, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=3e-05:0.01:log"),
+    ("learning_rate", 0.001, FloatDistribution(1e-4, 1e-2, log=True), None),
+    ("gae_lambda", 0.985, FloatDistribution(0.5, 0.99), "--search gae_lambda=0.5:1"),
+    ("gae_lambda", 1.0, FloatDistribution(0.5, 1.0), None),  # cannot be extended
+    ("update_epochs", 8, IntDistribution(1, 8), "--search update_epochs=1:11"),
+    ("update_epochs", 1, IntDistribution(1, 8), None),
+    ("num_steps", 128, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add larger ones"),
+    ("num_steps", 16, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add smaller ones"),
+    ("num_steps", 32, CategoricalDistribution((16, 32, 128)), None),
+    ("num_steps", 32, CategoricalDistribution((16, 32)), None),
+    ("hidden_sizes", "256x256", CategoricalDistribution(("64x64", "128x128", "256x256")), "add larger ones"),
+    ("anneal_lr", True, CategoricalDistribution((True, False)), None),
+    ("activation", "elu", CategoricalDistribution(("tanh", "relu", "elu")), None),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "space", "advice"), EDGES)
+def test_a_best_value_at_the_edge_is_named_with_what_to_extend(name, value, space, advice):
+    said = report.edge(name, value, space)
+    assert said is None if advice is None else said.endswith(advice)
+    if said:
+        assert said.startswith(f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:.3g}'} is")
+
+
+def settle(*words):
+    own, passed = tune.split(["fake.py", "--env-id", "CartPole-v1", *words])
+    return tune.settle(tune.arguments.parse(tune.Args, "", own), passed)
+
+
+def test_what_is_searched_is_the_table_without_what_is_fixed():
+    table = [name for name in tune.SPACE if name in {f.name for f in dataclasses.fields(settle().kind)}]
+    assert list(settle().space) == table and "learning_rate" in table and "clip_eps" not in table
+    assert "learning_rate" not in settle("--learning-rate", "1e-3").space
+    assert list(settle("--only", "anneal-lr", "learning_rate").space) == ["learning_rate", "anneal_lr"]
+    space = settle("--search", "update_epochs=1:9", "learning_rate=1e-3,2e-3", "seconds=0:0.5").space
+    assert space["update_epochs"] == IntDistribution(1, 9) and space["seconds"] == FloatDistribution(0, 0.5)
+    assert space["learning_rate"] == CategoricalDistribution((1e-3, 2e-3)) and set(table) < set(space)
+    with_log = settle("--search", "learning_rate=1e-5:1:log").space["learning_rate"]
+    assert with_log == FloatDistribution(1e-5, 1, log=True)
+    widths = settle("--search", "hidden_sizes=32,64x32").space
+    assert report.as_flags({"hidden_sizes": "64x32"}, widths) == {"hidden_sizes": (64, 32)}
+    assert report.as_flags({"learning_rate": 0.00123456}, {"learning_rate": with_log}) == {"learning_rate": 0.00123}
+
+
+def test_defaults_outside_of_the_space_are_left_to_the_script():
+    found = run(trials=3, search=("learning_rate=2e-3:1e-2:log",), only=("learning_rate", "anneal_lr"))
+    assert found.trials[0].params == {"anneal_lr": False} and "--learning-rate" not in starts()[0]
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_ewma", "pqn", "ppo_rnn", "ppo_rnd", "sapg"])
+def test_the_table_fits_each_script(script):
+    args = tune.Args(str(ROOT / f"{script}.py"), env_id=("Breakout-MinAtar",))
+    task = tune.settle(args, [])
+    assert {"learning_rate", "minibatch_size", "num_steps"} < set(task.space)
+    assert ("com" in task.space) == (script == "ppo_ewma") and ("q_lambda" in task.space) == (script == "pqn")
+    assert task.defaults()["minibatch_size"] == 2048
+    for name, space in task.space.items():
+        choices = list(getattr(space, "choices", ()))
+        numbers = [float(str(choice).split("x")[0]) for choice in choices if str(choice)[0].isdigit()]
+        assert numbers == sorted(numbers), name  # or an edge would not be one
+
+
+BAD = {
+    "nope.py --env-id CartPole-v1": "nope.py: no such script; ppo.py, ppo_ewma.py and pqn.py are some",
+    "fake.py": "name a script and its environments: ",
+    "--env-id CartPole-v1": "name a script and its environments: ",
+    "fake.py --env-id CartPole-v1 --trials 0": "--trials 0: must be an integer greater than 0",
+    "fake.py --env-id CartPole-v1 --workers 0": "--workers 0: must be",
+    "fake.py --env-id CartPole-v1 --learning-rat 3": "unknown: --learning-rat, 3; did you mean --learning-rate?",
+    "fake.py --env-id CartPole-v1 --learning-rate -3": "--learning-rate -3.0: must be",
+    "fake.py --env-id CartPole-v1 --resume x": "--resume: leave it out; tune.py starts and names the runs",
+    "fake.py --env-id CartPole-v1 --search clip_eps=0:1": "--search clip_eps=0:1: fake.py has no --clip-eps",
+    "fake.py --env-id CartPole-v1 --search learning_rate": "--search learning_rate: must be name=low:high, name",
+    "fake.py --env-id CartPole-v1 --search learning_rate=1:x": "--search learning_rate=1:x: must be low:high or low",
+    "fake.py --env-id CartPole-v1 --search learning_rate=2:1": "--search learning_rate=2:1: must be low:high or low",
+    "fake.py --env-id CartPole-v1 --search learning_rate=0:1:log": "--search learning_rate=0:1:log: must be low:high",
+    "fake.py --env-id CartPole-v1 --search learning_rate=1:2:lin": "--search learning_rate=1:2:lin: must be low:high",
+    "fake.py --env-id CartPole-v1 --search learning_rate=0:1": "--search --learning-rate 0.0: must be",
+    "fake.py --env-id CartPole-v1 --search anneal_lr=1,0": "--search anneal_lr=1,0: must be true,false",
+    "fake.py --env-id CartPole-v1 --search anneal_lr=0:1": "--search anneal_lr=0:1: must be choices, a,b,c",
+    "fake.py --env-id CartPole-v1 --search update_epochs=1.5,2": "--search update_epochs=1.5,2: must be ints",
+    "fake.py --env-id CartPole-v1 --search hidden_sizes=64x,8": "--search --hidden-sizes 64x: must be several values",
+    "fake.py --env-id CartPole-v1 --seconds 1 --search seconds=1:2": "--search seconds=1:2: --seconds is set as well",
+    "fake.py --env-id CartPole-v1 --only clip_eps": "--only clip_eps: is not searched; learning_rate, ",
+    "fake.py --env-id CartPole-v1 --num-eval-episodes 0": "--num-eval-episodes 0: --metric eval/episodic_return needs",
+    "fake.py --env-id CartPole-v1 --total-timesteps 9 --budget-seconds 3": "--budget-seconds 3 with --total-timesteps",
+    "fake.py --env-id CartPole-v1 --study a/b": "--study a/b: must be the name of a folder in --runs-dir runs/tune",
+    "fake.py --env-id CartPole-v1 --storage nosuch://x": "cannot be opened in nosuch://x (",
+    "fake.py --env-id CartPole-v1 --runs-dir fake.py": "cannot be opened in fake.py/",
+    "--from nope": "--from nope: there is no runs/tune/nope/journal.log",
+    f"{ROOT}/stochastic_opt.py --env-id CartPole-v1": "stochastic_opt.py: cannot be tuned; it has no Args with --env",
+    f"{ROOT}/ppo.py --env-id CartPol-v1": "--env-id CartPol-v1: no such environment; did you mean CartPole-v1",
+    f"{ROOT}/ppo.py --env-id CartPole-v1 --search activation=gelu,relu": "--search --activation gelu: must be tanh or",
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_bad_input_is_refused_in_one_line(command):
+    assert BAD[command] in refusal(*command.split())
+
+
+def test_without_optuna_it_says_how_to_install_it():
+    hidden = "import importlib.util as u, runpy, sys; f = u.find_spec; sys.argv = ['tune.py']; sys.path[0] = '.'; "
+    hidden += "u.find_spec = lambda n, *a: None if n == 'optuna' else f(n, *a); runpy.run_path('tune.py', run_name='m')"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "tune.py: error: optuna is not installed; pip install -r requirements-tune.txt\n"
+
+
+def test_ppo_is_tuned_as_a_user_would_start_it():
+    words = "--env-id CartPole-v1 --trials 2 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
+    words += " --hidden-sizes 8 --search num_steps=16,32 minibatch_size=32,64 --study s"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 trials (2 complete)" in done.stdout and "[2/2] trial" in done.stderr
+    for path in Path("runs/tune/s").glob("trial-000?_CartPole-v1"):
+        args = json.loads((path / "args.json").read_text())["args"]
+        assert (args["seed"], args["num_devices"], args["hidden_sizes"]) == (100, 1, [8])
+        assert args["num_steps"] in (16, 32) and args["minibatch_size"] in (32, 64)
+        assert list((path / "checkpoints").iterdir())
+    found = study().trials[0]
+    summary = json.loads(Path("runs/tune/s/trial-0000_CartPole-v1/summary.json").read_text())
+    assert found.value == pytest.approx((summary["eval/episodic_return"]["mean"] - 22.4) / (500 - 22.4))
