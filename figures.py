@@ -206,7 +206,7 @@ def last_points(shown: Any) -> dict[str, Any]:
     """Mean and interval at the end of each line of the picture; for points, at all of them. On a logarithmic axis they
     are geometric."""
     found: dict[str, Any] = {}
-    for panel, lines in getattr(shown, "panels", {}).items():
+    for panel, lines in shown.panels.items():
         for line in (line for line in lines if line.kind != "dots"):
             rows = np.transpose(pictures.middle(line, shown.log_y))
             found.setdefault(panel, {})[line.label] = rows if line.kind.endswith("points") else rows[-1:]

@@ -23,7 +23,7 @@ def read(name: str) -> dict[str, Any]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     shown = ["| " + " | ".join(map(str, line)) + " |" for line in (head, *rows)]
-    print("\n".join([shown[0], "|---" * len(head) + "|", *shown[1:]]).replace("|  |", "| |"))
+    print("\n".join([shown[0], "|---" * len(head) + "|", *shown[1:]]).replace("|  |", "| |").replace("|  |", "| |"))
 
 
 def measured(found: dict[str, Any]) -> None:

@@ -126,7 +126,9 @@ def main(
     """
     cells = {name: cell(name, first_seed) for name in CASES if name.endswith(STICKY) == sticky}
     if not table:
-        grid.made(list(cells.values()), runs_dir, jobs, say, dry_run=False)
+        failed = grid.run_missing(list(cells.values()), runs_dir, jobs, say)
+        if failed:
+            raise SystemExit("\n".join(failed))
     found = {name: judge(runs_dir / c.name) for name, c in cells.items() if grid.state(c, runs_dir) == "finished"}
     print("\n".join(summary(found)))
     usual = Path("results/doctor_sticky.json" if sticky else "results/doctor.json")

@@ -10,11 +10,11 @@ from common.run import plots
 from experiments import effects
 from experiments.effects import Effect
 from experiments.grid import Cell
-from experiments.pictures import HeatMap, Line, Picture
+from experiments.pictures import Line, Picture
 
 Runs = Cell | tuple[Cell, ...]  # an arm: one run of some seeds, or one for each game
 Cells = dict[Any, Runs]
-Shown = tuple[Picture | HeatMap, list[Effect]]
+Shown = tuple[Picture, list[Effect]]
 
 
 class Figure(NamedTuple):

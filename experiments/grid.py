@@ -157,20 +157,6 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
     return failed
 
 
-def made(cells: Sequence[Cell], folder: Path, jobs: int, say: Callable[[str], None], dry_run: bool) -> bool:
-    """Runs the unfinished cells, or with dry_run prints their commands. -> whether all are finished now. Raises
-    SystemExit with a line for each run that failed."""
-    if dry_run:
-        missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
-        print("\n".join(paste(cell, folder) for cell in missing))
-        return False
-    failed = run_missing(cells, folder, jobs, say)
-    lacking = [cell.name for cell in with_sources(cells) if state(cell, folder) != "finished"]
-    if failed or lacking:  # without a failure another process is still running what lacks
-        raise SystemExit("\n".join([*failed, f"{len(lacking)} of {len(with_sources(cells))} runs are not finished"]))
-    return True
-
-
 def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then) -> list[str]:
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
     for cell in cells:

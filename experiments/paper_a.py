@@ -14,7 +14,7 @@ from experiments import effects
 from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, parts
 from experiments.effects import Effect
 from experiments.grid import Cell, named
-from experiments.pictures import HeatMap, Line, Picture
+from experiments.pictures import Line, Picture
 
 MARGIN = 0.1  # of the way from a random policy to a good one; less does not count as a difference
 FLAT = 0.05  # of that way, in the second half of a run; gaining less is a plateau
@@ -41,10 +41,7 @@ class Preset:
     base: dict[str, Any]  # flags of all runs of ppo.py and ppo_ewma.py
     total_timesteps: int
     sweep_timesteps: int  # budget of figures 4, 6 and 12, which have many cells
-    weak_com: float
-    good_com: float
     epsilons: tuple[float, ...]
-    weak_eps: float
     good_eps: float
     learning_rates: tuple[float, ...]
     epochs: tuple[int, ...]
@@ -55,6 +52,9 @@ class Preset:
     scaled_envs: tuple[int, ...]  # figures 9, 13 and 14; includes the base
     scaled_seeds: int
     checkpoints: int  # per run; even, since figure 3 starts from the one half-way
+    weak_eps: float = 0.6
+    weak_com: float = 8.0
+    good_com: float = 512.0
     coms: tuple[float, ...] = (0.0, 8.0, 64.0, 512.0, 4096.0, 32768.0)
     epoch_coms: tuple[float, ...] = (8.0, 512.0, 4096.0)  # from weak to strong
     grid_coms: tuple[float, ...] = (8.0, 64.0, 512.0, 4096.0)
@@ -70,49 +70,40 @@ class Preset:
 TABLE_2 = dict(
     env_id="kinetix/locomotion", num_envs=2048, num_steps=256, num_minibatches=32, update_epochs=8, gamma=0.995,
     gae_lambda=0.9, clip_eps=0.2, max_grad_norm=0.5, clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=3e-4,
-    hidden_sizes=(256, 256, 256), num_seeds=5,
+    anneal_lr=False, hidden_sizes=(256, 256, 256), activation="tanh", layer_norm=False, num_seeds=5,
 )  # fmt: skip
 PAPER = Preset(
-    about="Kinetix locomotion as in paper A: Table 2, 1000M steps, 5 seeds",
-    performance="charts/solve_rate", low=0.0, high=1.0, base=TABLE_2, total_timesteps=2**30, sweep_timesteps=2**30,
-    weak_com=8.0, good_com=512.0, epsilons=(0.02, 0.1, 0.2, 0.4, 0.6), weak_eps=0.6, good_eps=0.2,
+    "Kinetix locomotion as in paper A: Table 2, 1000M steps, 5 seeds", "charts/solve_rate", low=0.0, high=1.0,
+    base=TABLE_2, total_timesteps=2**30, sweep_timesteps=2**30, epsilons=(0.02, 0.1, 0.2, 0.4, 0.6), good_eps=0.2,
     learning_rates=(3e-5, 1e-4, 3e-4, 1e-3), epochs=(1, 2, 4, 8, 16), epoch_epsilons=(0.6, 0.2, 0.0),
     batch_envs=(16, 64, 256, 1024), batch_updates=2000, grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
     scaled_envs=(128, 512, 2048, 8192), scaled_seeds=5, checkpoints=8,
 )  # fmt: skip
-LARGE = {
-    "gpu": replace(
-        PAPER, about="Kinetix locomotion on one GPU; paper A's sizes, 134M steps, 3 seeds",
-        base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26,
+GPU = replace(
+    PAPER, about="Kinetix locomotion on one GPU; paper A's sizes, 134M steps, 3 seeds",
+    base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26,
+)  # fmt: skip
+LARGE = {"gpu": GPU, "paper": PAPER}
+SMALL = dict(update_epochs=8, clip_eps=0.2, learning_rate=1e-3, anneal_lr=False, num_devices=1, num_eval_episodes=0)
+PENDULUM = Preset(
+    "Pendulum-v1 on two cores; minutes per figure", "charts/episodic_return", low=-1200.0, high=-150.0,
+    base=SMALL | dict(
+        env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, gamma=0.95, ent_coef=0.0, num_seeds=10,
     ),
-    "paper": PAPER,
-}  # fmt: skip
-PRESETS = {
-    "laptop": Preset(
-        about="Pendulum-v1 on two cores; minutes per figure",
-        performance="charts/episodic_return", low=-1200.0, high=-150.0,
-        base=dict(
-            env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, update_epochs=8, gamma=0.95,
-            clip_eps=0.2, learning_rate=1e-3, ent_coef=0.0, num_seeds=10, num_devices=1, num_eval_episodes=0,
-        ),
-        total_timesteps=2**21, sweep_timesteps=2**20, weak_com=8.0, good_com=512.0,
-        epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.1, learning_rates=(1e-4, 3e-4, 1e-3, 3e-3),
-        epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.2, 0.02, 0.0), batch_envs=(8, 32, 128), batch_updates=512,
-        grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5), scaled_envs=(4, 32, 128, 512), scaled_seeds=20, checkpoints=2,
+    total_timesteps=2**21, sweep_timesteps=2**20, epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), good_eps=0.1,
+    learning_rates=(1e-4, 3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.2, 0.02, 0.0),
+    batch_envs=(8, 32, 128), batch_updates=512, grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
+    scaled_envs=(4, 32, 128, 512), scaled_seeds=20, checkpoints=2,
+)  # fmt: skip
+BREAKOUT = replace(
+    PENDULUM, about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure", low=0.4, high=20.0,
+    base=SMALL | dict(
+        env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512, num_seeds=5,
     ),
-    "breakout": Preset(
-        about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure",
-        performance="charts/episodic_return", low=0.4, high=20.0,
-        base=dict(
-            env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512,
-            update_epochs=8, clip_eps=0.2, learning_rate=1e-3, num_seeds=5, num_devices=1, num_eval_episodes=0,
-        ),
-        total_timesteps=2**21, sweep_timesteps=2**20, weak_com=8.0, good_com=512.0,
-        epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), weak_eps=0.6, good_eps=0.1, learning_rates=(3e-4, 1e-3, 3e-3),
-        epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
-        grid_epsilons=(0.02, 0.1, 0.2, 0.6), scaled_envs=(16, 64, 256), scaled_seeds=5, checkpoints=2,
-    ),
-} | LARGE  # fmt: skip
+    learning_rates=(3e-4, 1e-3, 3e-3), epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
+    grid_epsilons=(0.02, 0.1, 0.2, 0.6), scaled_envs=(16, 64, 256), scaled_seeds=5,
+)  # fmt: skip
+PRESETS = {"laptop": PENDULUM, "breakout": BREAKOUT} | LARGE
 
 
 def cell(p: Preset, script: str, total: int | None = None, source: Cell | None = None, **varied: Any) -> Cell:
@@ -281,11 +272,12 @@ def show_changed_rate(d: Data, cells: Cells) -> Shown:
 # Figures 4 and 6: the inner loop
 
 
-def score_line(d: Data, label: str, x: Sequence[float], scores: Sequence[np.ndarray]) -> Line:
-    """A line of final scores, converted back to returns or solve rates."""
+def score_line(arms: Arms, label: str, x: Sequence[float], keys: Sequence[Any]) -> Line:
+    """A line of the arms' final scores, converted back to returns or solve rates."""
+    scores, p = [arms.samples(FINAL, key) for key in keys], arms.d.p
     seeds = max(len(s) for s in scores)
     y = np.array([np.pad(s, (0, seeds - len(s)), constant_values=np.nan) for s in scores])
-    return Line(label, np.array(x, np.float64), d.p.low + y * (d.p.high - d.p.low), "points")
+    return Line(label, np.array(x, np.float64), p.low + y * (p.high - p.low), "points")
 
 
 def score_axis(p: Preset) -> str:
@@ -297,9 +289,7 @@ def show_learning_rates(d: Data, cells: Cells) -> Shown:
     arms = Arms(d, cells, lambda k: f"--com {k[0]:g} --learning-rate {k[1]:g}" + " --anneal-lr" * k[2])
     coms, rates = parts(cells, 0), parts(cells, 1)
     better = {(com, rate): arms.best([(com, rate, a) for a in (False, True)]) for com in coms for rate in rates}
-    lines = [
-        score_line(d, com_label(com), rates, [arms.samples(FINAL, better[com, rate]) for rate in rates]) for com in coms
-    ]
+    lines = [score_line(arms, com_label(com), rates, [better[com, rate] for rate in rates]) for com in coms]
     tops = {com: arms.best([better[com, rate] for rate in rates]) for com in coms}
     arms.effect(FINAL, tops[coms[-1]], tops[coms[0]], above=MARGIN)
     for com in coms[:-1]:
@@ -465,9 +455,7 @@ def show_recipes(d: Data, cells: Cells) -> Shown:
 
 def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
     arms, envs = recipe_arms(d, cells), parts(cells, 1)
-    lines = [
-        score_line(d, f"--scaling {r}", envs, [arms.samples(FINAL, (r, n)) for n in envs]) for r in parts(cells, 0)
-    ]
+    lines = [score_line(arms, f"--scaling {r}", envs, [(r, n) for n in envs]) for r in parts(cells, 0)]
     return Picture({"": lines}, ENVS, score_axis(d.p), log_x=True, shows=LAST), arms.effects
 
 
@@ -524,21 +512,19 @@ def trade_arms(d: Data, cells: Cells) -> Arms:
 
 def show_best_eps(d: Data, cells: Cells) -> Shown:
     arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
-    tops = [arms.samples(FINAL, arms.best([(com, eps) for eps in epsilons])) for com in coms]
+    tops = [arms.best([(com, eps) for eps in epsilons]) for com in coms]
     lines = [
-        score_line(d, "the best --clip-eps for each COM", coms, tops),
-        score_line(d, f"--clip-eps {d.p.good_eps:g}", coms, [arms.samples(FINAL, (c, d.p.good_eps)) for c in coms]),
+        score_line(arms, "the best --clip-eps for each COM", coms, tops),
+        score_line(arms, f"--clip-eps {d.p.good_eps:g}", coms, [(com, d.p.good_eps) for com in coms]),
     ]
     x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
     return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=LAST), arms.effects
 
 
-def show_heat_map(d: Data, cells: Cells) -> Shown:
+def show_pairs(d: Data, cells: Cells) -> Shown:
     arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
-    scale = d.p.high - d.p.low
-    values = np.array([[d.p.low + scale * arms.samples(FINAL, (c, eps)).mean() for eps in epsilons] for c in coms])
-    names = [f"{com:g}" for com in coms], [f"{eps:g}" for eps in epsilons]
-    return HeatMap(values, *names, "--clip-eps", "--com", score_axis(d.p)), arms.effects
+    lines = [score_line(arms, com_label(com), epsilons, [(com, eps) for eps in epsilons]) for com in coms]
+    return Picture({"": lines}, "--clip-eps", score_axis(d.p), log_x=True, shows=LAST), arms.effects
 
 
 # The figures
@@ -608,7 +594,7 @@ FIGURES = {
         "Performance falls at both ends; the best ratio rises with the budget."),
     "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, show_recipes, RECIPE_CLAIM),
     "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, show_best_eps, TRADE),
-    "12b": Figure("COM × ε", PRESETS, pair_cells, show_heat_map, TRADE, "12a"),
+    "12b": Figure("COM × ε", PRESETS, pair_cells, show_pairs, TRADE, "12a"),
     "13": Figure("N by three recipes: speed", PRESETS, speed_cells, show_recipe_speed,
         "There is little difference in speed where the task is bound by sampling."),
     "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM, "9"),

@@ -1,6 +1,7 @@
 """The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) that need a GPU: SFL on Kinetix (section 6 and
 appendices D to F) and the robot hands (figure 10). Each seed is a run of its own, because several would not fit."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ import numpy as np
 
 from common.run import plots
 from common.run.arguments import flag
-from experiments import effects, paper_a
+from experiments import paper_a
 from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, parts
 from experiments.grid import Cell, by_seed
 from experiments.paper_a import LITTLE, STEPS, UNSMOOTHED
@@ -54,8 +55,8 @@ class Preset:
 
 TABLE_2 = dict(
     num_steps=256, minibatch_size=16384, update_epochs=8, gamma=0.995, gae_lambda=0.9, clip_eps=0.2, max_grad_norm=0.5,
-    clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=5e-5, num_seeds=3, learnability_steps=512,
-    buffer_share=0.5, plasticity_every=0,
+    clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=5e-5, anneal_lr=False, num_seeds=3,
+    learnability_steps=512, buffer_share=0.5, plasticity_every=0,
 )  # fmt: skip
 # Table 3, with budgets: the paper trains the largest N for 10^12 steps and the smallest for more than 10^10; the others
 # are our choice.
@@ -246,64 +247,60 @@ def show_filters(d: Data, cells: Cells) -> Shown:
 
 # The robot hands
 
-FIXED, GROWING = "fixed", "4 N"
+FIXED, GROWING = "minibatches of a fixed size", "of 4 N"
+BLOCKS = {"PPO": dict(num_blocks=1), "SAPG": dict(num_blocks=6, block_ent_coef=0.005)}  # of one block it is PPO
+# Table 4 of paper A. Singla et al. also normalise values and have a bounds loss.
+SHADOW = dict(
+    env_id="envpool/HandManipulateBlockDense-v1", gamma=0.99, gae_lambda=0.95, learning_rate=5e-4, anneal_lr=False,
+    adaptive_lr_kl=0.016, clip_eps=0.1, clip_vloss=True, max_grad_norm=1.0, ent_coef=0.0, vf_coef=4.0, norm_obs=True,
+    norm_reward=True, num_steps=8, update_epochs=5, activation="elu", layer_norm=False, shared_encoder=True,
+    hidden_sizes=(512, 512, 256, 128), num_eval_episodes=0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Hands:
-    """Sizes of PPO and SAPG on envpool's Shadow hand."""
+    """Sizes for envpool's Shadow hand."""
 
     about: str
-    num_envs: int
     size: int  # of minibatches, where it is fixed
-    total_timesteps: int
-    num_seeds: int
+    sizes: dict[str, int]
 
     performance = "charts/episodic_return"
-    axis = plots.AXIS_LABELS["charts/episodic_return"]
 
     def scale(self, run: Cell) -> tuple[float, float]:
         return -300.0, 0.0
 
 
-# Table 4 of paper A. Singla et al. also normalise values and have a bounds loss, which only sapg.py can: for a fair
-# comparison neither script does here.
-SHADOW = dict(
-    env_id="envpool/HandManipulateBlockDense-v1", gamma=0.99, gae_lambda=0.95, learning_rate=5e-4, adaptive_lr_kl=0.016,
-    clip_eps=0.1, max_grad_norm=1.0, ent_coef=0.0, vf_coef=4.0, norm_obs=True, norm_reward=True, num_steps=8,
-    update_epochs=5, activation="elu", shared_encoder=True, hidden_sizes=(512, 512, 256, 128), num_eval_episodes=0,
-)  # fmt: skip
-SAPG = {"ppo": {}, "sapg": dict(num_blocks=6, block_ent_coef=0.005)}
 HANDS = {
-    "gpu": Hands("envpool's Shadow hand with a block, 201M steps, 3 seeds", 6144, 4096, 3 * 2**26, 3),
-    "paper": Hands("envpool's Shadow hand in place of Isaac Gym's, 10,000M steps, 5 seeds", 24576, 16384, 10**10, 5),
-}
-
-
-def hand(p: Hands, script: str, size: int) -> Cell:
-    varied = {"num_envs": p.num_envs, "minibatch_size": size}
-    flags = SHADOW | {"total_timesteps": p.total_timesteps, "num_seeds": p.num_seeds} | varied | SAPG[script]
-    updates = p.total_timesteps // (p.num_envs * SHADOW["num_steps"])
-    every = {"eval_every": updates // 32, "checkpoint_every": updates // 8, "log_every": updates // 128}
-    return by_seed(script, flags | every | {"halt_on_nan": False}, varied, updates)
+    "gpu": Hands("envpool's Shadow hand with a block, 201M steps, 3 seeds", 4096,
+        dict(num_envs=6144, total_timesteps=3 * 2**26, num_seeds=3)),
+    "paper": Hands("envpool's Shadow hand in place of Isaac Gym's, 10,000M steps, 5 seeds", 16384,
+        dict(num_envs=24576, total_timesteps=10**10, num_seeds=5)),
+}  # fmt: skip
 
 
 def hand_cells(p: Hands) -> Cells:
-    sizes = ((FIXED, p.size), (GROWING, 4 * p.num_envs))
-    return {(script, how): hand(p, script, size) for script in SAPG for how, size in sizes}
+    updates = p.sizes["total_timesteps"] // (p.sizes["num_envs"] * SHADOW["num_steps"])
+    every = {"eval_every": updates // 32, "checkpoint_every": updates // 8, "log_every": updates // 128}
+    varied = itertools.product(BLOCKS, ((FIXED, p.size), (GROWING, 4 * p.sizes["num_envs"])))
+    return {
+        (who, how): by_seed(
+            "sapg", SHADOW | p.sizes | every | BLOCKS[who] | {"minibatch_size": size, "halt_on_nan": False},
+            BLOCKS[who] | {"minibatch_size": size}, updates,
+        )
+        for who, (how, size) in varied
+    }  # fmt: skip
 
 
 def show_hands(d: Data, cells: Cells) -> Shown:
-    arms = Arms(d, cells, lambda key: f"{key[0]}, {key[1]}")
-    mean = lambda d, run: d.mean(run, 0.0, 1.0)  # noqa: E731
-    for script in SAPG:
-        arms.effect(mean, (script, FIXED), (script, GROWING), "mean score", above=paper_a.MARGIN)
+    arms, mean = Arms(d, cells, ", ".join), lambda d, run: d.mean(run, 0.0, 1.0)
+    for who in BLOCKS:
+        arms.effect(mean, (who, FIXED), (who, GROWING), "mean score", above=paper_a.MARGIN)
     of = {key: arms.samples(mean, key) for key in cells}
-    gaps = {how: of["sapg", how] - of["ppo", how] for how in (FIXED, GROWING)}
-    arms.effects.append(
-        effects.difference("mean score, sapg less ppo, at 4 N less fixed", gaps[GROWING], gaps[FIXED], above=0.0)
-    )
-    return Picture({"": arms.curves()}, STEPS, d.p.axis), arms.effects
+    gaps = [of["SAPG", how] - of["PPO", how] for how in (GROWING, FIXED)]
+    arms.add(f"mean score, SAPG less PPO, minibatches {GROWING} less {FIXED}", *gaps, above=0.0)
+    return Picture({"": arms.curves()}, STEPS, plots.AXIS_LABELS[d.p.performance]), arms.effects
 
 
 # The figures

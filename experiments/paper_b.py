@@ -4,13 +4,14 @@ An arm is a run for each game. In the paper the minibatch count stays fixed, so 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from common.references import REFERENCES
 from common.run import plots
 from experiments import pictures, visited
 from experiments.data import FINAL, Arms, Cells, Data, Figure, Shown, matrix
@@ -28,11 +29,12 @@ RETURN, RANK, NORM, KURTOSIS = "charts/episodic_return", "feature_rank", "weight
 NETWORK = {RANK: "higher", "dormant_neurons": "lower", NORM: "lower", KURTOSIS: "lower"}  # with more environments
 POLICY = {"policy_variance": "lower", "effective_sample_size": "higher"}
 FACTORS = (RANK, NORM, KURTOSIS)  # compared as logarithms, because games differ by factors
+SCRIPTS = ("ppo", "ppo_rnd")  # of figure 16
 ON_HOST = "envpool/"  # prefix of environments of which a run can have one seed only
 
 # Returns that are scores 0 (a random policy) and 1. Atari: random and human returns of Mnih et al. 2015 and Wang et
 # al. 2016, with their no-op starts. Procgen, hard: table 1 of Cobbe et al. 2020. MuJoCo: a random and an expert policy
-# of Fu et al. 2020. MinAtar: random play, and PPO after 10M steps without sticky actions (discogen's baselines).
+# of Fu et al. 2020. MinAtar: random play, and published PPO after 10M steps without sticky actions.
 ATARI_10 = {
     "Amidar": (5.8, 1719.5), "BattleZone": (2360.0, 37187.5), "Bowling": (23.1, 160.7), "DoubleDunk": (-18.6, -16.4),
     "Frostbite": (65.2, 4334.7), "KungFuMaster": (258.5, 22736.3), "NameThisGame": (2292.3, 8049.0),
@@ -43,11 +45,8 @@ SCALES = {f"{ON_HOST}{name}-v5": scale for name, scale in (ATARI_10 | MUJOCO).it
     f"{ON_HOST}MontezumaRevenge-v5": (0.0, 4753.3),
     f"{ON_HOST}BigfishHard-v0": (0.0, 40.0),
     f"{ON_HOST}StarpilotHard-v0": (1.5, 35.0),
-    "Breakout-MinAtar": (0.4, 69.9),
-    "SpaceInvaders-MinAtar": (4.15, 180.9),
-    "Asterix-MinAtar": (0.5, 17.0),
-    "Freeway-MinAtar": (0.42, 61.8),
 }
+SCALES |= {game: found[:2] for game, found in REFERENCES.items()}
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. Asterix spawns at random and Freeway draws its cars' speeds, so they keep 0.
 STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
@@ -82,7 +81,8 @@ class Preset:
 PAPER = dict(
     num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, gae_lambda=0.95, clip_eps=0.1,
     learning_rate=2.5e-4, anneal_lr=True, max_grad_norm=0.5, vf_coef=0.5, ent_coef=0.01, network="nature",
-    hidden_sizes=(512,), activation="relu", shared_encoder=True, num_seeds=5, num_eval_episodes=0,
+    hidden_sizes=(512,), activation="relu", layer_norm=False, shared_encoder=True, clip_vloss=True, num_seeds=5,
+    num_eval_episodes=0,
 )  # fmt: skip
 PQN = dict(
     num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, q_lambda=0.65, learning_rate=2.5e-4,
@@ -128,25 +128,27 @@ ROBOT = Preset(
     PAPER | ROBOTS, {}, total_timesteps=10**7,
 )  # fmt: skip
 
-# Where ppo.py's defaults are others than ppo_rnd.py's, it takes those of ppo_rnd.py.
-SHARED = {"gamma": 0.999, "clip_eps": 0.1, "clip_vloss": False, "ent_coef": 0.001}
-DOORKEY = dict(num_envs=512, num_steps=16, minibatch_size=4096, stagger_resets=511, num_seeds=5, num_eval_episodes=0)
+# Of ppo.py and ppo_rnd.py alike, which have other defaults.
+SHARED = dict(
+    gamma=0.999, gae_lambda=0.95, clip_eps=0.1, clip_vloss=False, ent_coef=0.001, update_epochs=4, layer_norm=False,
+    num_seeds=5, num_eval_episodes=0,
+)  # fmt: skip
+DOORKEY = SHARED | dict(num_envs=512, num_steps=16, minibatch_size=4096, stagger_resets=511)
 # Steps, minibatches, rate, warm-up and embedding of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not say
 # with which N. As in Burda et al. 2018, losing a life ends no episode and values are not clipped.
-MONTEZUMA = dict(
+MONTEZUMA = SHARED | dict(
     num_envs=32, num_steps=128, num_minibatches=4, learning_rate=1e-4, anneal_lr=True, network="nature",
-    hidden_sizes=(256, 448), activation="relu", shared_encoder=True, reward_clip=1.0, sticky_actions=0.25, num_seeds=5,
-    num_eval_episodes=0,
+    hidden_sizes=(256, 448), activation="relu", shared_encoder=True, reward_clip=1.0, sticky_actions=0.25,
 )  # fmt: skip
 EXPLORATION = {
     "gpu": Preset(
         "xminigrid's DoorKey-16x16 on one GPU, 134M steps, 5 seeds", ("xminigrid/MiniGrid-DoorKey-16x16",),
-        DOORKEY | SHARED, DOORKEY | dict(obs_warmup_steps=16), total_timesteps=2**27, many_factors=(1, 8, 64),
+        DOORKEY, DOORKEY | dict(obs_warmup_steps=16), total_timesteps=2**27, many_factors=(1, 8, 64),
         performance="charts/solve_rate",
     ),
     "paper": Preset(
         "envpool's Montezuma's Revenge and Phoenix, the rebuttal's of paper B, 210M steps, 5 seeds, a run each",
-        (f"{ON_HOST}MontezumaRevenge-v5", f"{ON_HOST}Phoenix-v5"), MONTEZUMA | SHARED,
+        (f"{ON_HOST}MontezumaRevenge-v5", f"{ON_HOST}Phoenix-v5"), MONTEZUMA,
         MONTEZUMA | dict(obs_warmup_steps=50 * 128, embedding_size=512), total_timesteps=200 * 2**20,
         many_factors=(1, 4, 16),
     ),
@@ -182,6 +184,15 @@ def sizes(base: dict[str, Any], factors: Sequence[int]) -> dict[Any, dict[str, A
 
 def more_data_cells(p: Preset) -> Cells:
     return {key: arm(p, **flags) for key, flags in sizes(p.base, p.factors).items()}
+
+
+def more_data_of_pqn(p: Preset) -> Cells:
+    return {key: arm(p, "pqn", **flags) for key, flags in sizes(p.other, (p.factor,)).items()}
+
+
+def crossed(p: Preset, values: Sequence[Any], flags: Callable[[Any], dict[str, Any]]) -> Cells:
+    """Values of a flag, each with the base's N and with more."""
+    return {(value, f): arm(p, **flags(value), **by_n(p, f)) for value in values for f in (1, p.factor)}
 
 
 def by_n(p: Preset, factor: int) -> dict[str, Any]:
@@ -403,15 +414,11 @@ def show_exploration(d: Data, cells: Cells) -> Shown:
     arms = Games(d, cells, lambda key: f"{key[0]}.py, {size(d.p, key[1])}")
     for small, more in itertools.pairwise(d.p.many_factors):
         arms.effect(second_half, ("ppo_rnd", more), ("ppo_rnd", small), "score of the second half", above=0.0)
-    panels = {f"{script}.py": arms.iqm_curves([k for k in cells if k[0] == script]) for script in ("ppo", "ppo_rnd")}
+    panels = {f"{script}.py": arms.iqm_curves([k for k in cells if k[0] == script]) for script in SCRIPTS}
     return Picture(panels, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
 # The figures
-
-
-def flat_cells(p: Preset) -> Cells:
-    return {"base": arm(p), "flat": arm(p, num_envs=p.flat[0], num_steps=p.flat[1])}
 
 
 def reuse_cells(p: Preset) -> Cells:
@@ -427,26 +434,9 @@ def many_cells(p: Preset) -> Cells:
     return larger | {("more", 1): larger["larger", 1]} | more
 
 
-def pqn_cells(p: Preset) -> Cells:
-    return {key: arm(p, "pqn", **flags) for key, flags in sizes(p.other, (p.factor,)).items()}
-
-
-def encoder_cells(p: Preset) -> Cells:
-    varied = itertools.product((True, False), (1, p.factor))
-    return {(shared, f): arm(p, shared_encoder=shared, **by_n(p, f)) for shared, f in varied}
-
-
 def rate_cells(p: Preset) -> Cells:
     rate, c = p.base["learning_rate"], p.factor
     return {(n, r): arm(p, **by_n(p, n), learning_rate=rate * r) for n, r in ((1, 1), (c, 1), (c, c**0.5), (c, c))}
-
-
-def gamma_cells(p: Preset) -> Cells:
-    return {(g, f): arm(p, gamma=g, **by_n(p, f)) for g in p.gammas for f in (1, p.factor)}
-
-
-def exploration_cells(p: Preset) -> Cells:
-    return {(script, f): arm(p, script, **by_n(p, f)) for script in ("ppo", "ppo_rnd") for f in p.many_factors}
 
 
 BOTH = "more environments and longer rollouts both help, more environments more."
@@ -456,7 +446,8 @@ COVER = "More environments visit more of the observations, longer rollouts do no
 ROBOT_PRESETS = {"gpu": ROBOT, "paper": replace(ROBOT, about=f"{ROBOT.about}, as 100M", total_timesteps=10**8)}
 # fmt: off
 FIGURES = {
-    "B1a": Figure("N against K, the same data per update", PRESETS, flat_cells, show_same_data,
+    "B1a": Figure("N against K, the same data per update", PRESETS,
+        lambda p: {"base": arm(p), "flat": arm(p, num_envs=p.flat[0], num_steps=p.flat[1])}, show_same_data,
         "With as many transitions per update, more environments are better than longer rollouts."),
     "B1b": Figure("N, K", PRESETS, more_data_cells, show_more_data, BOTH.capitalize()),
     "B1c": Figure("E, N, K", PRESETS, reuse_cells, show_reuse, "More epochs hurt; more environments make up for it."),
@@ -466,9 +457,10 @@ FIGURES = {
     "B4": Figure("N: policy variance, effective sample size", PRESETS, network_cells,
         partial(show_measured, claimed=POLICY, games=slice(1)),
         "More environments go with a lower policy variance and a higher effective sample size."),
-    "B5": Figure("N, shared or separate encoders", PRESETS, encoder_cells, show_encoders,
+    "B5": Figure("N, shared or separate encoders", PRESETS,
+        lambda p: crossed(p, (True, False), lambda s: {"shared_encoder": s}), show_encoders,
         "With encoders of their own, actor and critic gain more from more environments."),
-    "B6": Figure("N, K in PQN", LARGE, pqn_cells, partial(show_pqn, games=slice(1)), LITTLE_IN_PQN),
+    "B6": Figure("N, K in PQN", LARGE, more_data_of_pqn, partial(show_pqn, games=slice(1)), LITTLE_IN_PQN),
     "B7": Figure("N, K on another suite", OTHERS, more_data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
     "B8": Figure("N, K in control of robots", ROBOT_PRESETS, more_data_cells, show_more_data, f"There, too, {BOTH}"),
     "B9": Figure("N, K: coverage of the observations", LARGE, more_data_cells, show_visited, COVER, "B2"),
@@ -476,12 +468,15 @@ FIGURES = {
         partial(show_measured, claimed=NETWORK, games=slice(1, None)), BETTER, "B3"),
     "B11": Figure("Learning rate for more N", PRESETS, rate_cells, show_rates,
         "With more environments the same learning rate is about best; scaling it with N or its root is no better."),
-    "B12": Figure("γ, N", LARGE, gamma_cells, show_gammas,
+    "B12": Figure("γ, N", LARGE,
+        lambda p: crossed(p, p.gammas, lambda g: {"gamma": g}), show_gammas,
         "The gain from more environments is there for other discount factors, too."),
-    "B13": Figure("N, K in PQN, the other games", LARGE, pqn_cells, partial(show_pqn, games=slice(1, None)),
-        LITTLE_IN_PQN, "B6"),
-    "B16": Figure("N in PPO with random network distillation, hard exploration", EXPLORATION, exploration_cells,
-        show_exploration, "In hard exploration with random network distillation, too, more environments help."),
+    "B13": Figure("N, K in PQN, the other games", LARGE, more_data_of_pqn,
+        partial(show_pqn, games=slice(1, None)), LITTLE_IN_PQN, "B6"),
+    "B16": Figure("N in PPO with random network distillation, hard exploration", EXPLORATION,
+        lambda p: {(script, f): arm(p, script, **by_n(p, f)) for script in SCRIPTS for f in p.many_factors},
+        show_exploration,
+        "In hard exploration with random network distillation, too, more environments help."),
     "BN": Figure("N, minibatches that grow or stay", PRESETS, many_cells, show_many,
         "At a fixed number of environment steps, the performance rises with the number of environments."),
 }

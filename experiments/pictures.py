@@ -1,4 +1,4 @@
-"""Draws experiments: panels of curves, points or dots over seeds, and heat maps. What they show is the caption; what
+"""Draws experiments: panels of curves, points or dots over seeds. What they show is the caption; what
 they mean is for the page that shows them."""
 
 import textwrap
@@ -43,46 +43,31 @@ class Picture(NamedTuple):
     columns: int = COLUMNS
 
 
-class HeatMap(NamedTuple):
-    """A heat map of values [rows, columns], with the names of both."""
-
-    values: np.ndarray
-    rows: Sequence[str]
-    columns: Sequence[str]
-    x_label: str
-    y_label: str
-    value_label: str
-    shows: str = "Mean over seeds"
-
-
-def save(what: Picture | HeatMap, out: Path | str, title: str, caption: str) -> None:
+def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
     """Draws `what` into the picture file `out`."""
     import matplotlib
     from matplotlib.figure import Figure
 
     style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     with matplotlib.rc_context(style):
-        panels, columns = (len(what.panels), what.columns) if isinstance(what, Picture) else (1, 1)
-        columns = 2 if (panels, columns) == (4, COLUMNS) else min(panels, columns)
+        panels = len(what.panels)
+        columns = 2 if (panels, what.columns) == (4, COLUMNS) else min(panels, what.columns)
         width = 8.2 if columns == 1 else 3.6 * columns  # of one panel, 3 are for the legend at its right
         text = textwrap.fill(caption, int(width * 14))
         height = 4.6 if panels == 1 else 2.0 + 2.9 * -(-panels // columns)
         figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
-        if isinstance(what, Picture):
-            _draw_panels(figure, what, columns)
-        else:
-            _draw_heat_map(figure, what)
+        _draw_panels(figure, what, columns)
         figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
         figure.savefig(out, dpi=110)
 
 
-def described(what: Picture | HeatMap) -> str:
+def described(what: Picture) -> str:
     """What its lines show."""
-    lines = [line for lines in what.panels.values() for line in lines] if isinstance(what, Picture) else []
+    lines = [line for lines in what.panels.values() for line in lines]
     curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
     few = curves and all(line.y.shape[1] <= FEW for line in curves)
-    mean = "Geometric " + MEAN.lower() if isinstance(what, Picture) and what.log_y else MEAN
+    mean = "Geometric " + MEAN.lower() if what.log_y else MEAN
     return what.shows.replace(MEAN, MEDIAN if few else mean)
 
 
@@ -153,17 +138,3 @@ def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     else:
         axes.plot(line.x, mean, color=colour, linewidth=1.7, label=line.label)
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
-def _draw_heat_map(figure: Any, what: HeatMap) -> None:
-    axes = figure.add_subplot()
-    image = axes.imshow(what.values, cmap="viridis", aspect="auto", origin="lower")
-    axes.set_xticks(range(len(what.columns)), what.columns)
-    axes.set_yticks(range(len(what.rows)), what.rows)
-    axes.set_xlabel(what.x_label)
-    axes.set_ylabel(what.y_label)
-    half = (np.nanmin(what.values) + np.nanmax(what.values)) / 2
-    for (row, column), value in np.ndenumerate(what.values):
-        text, colour = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}", "white" if value < half else "black"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=10)
-    figure.colorbar(image, label=what.value_label)

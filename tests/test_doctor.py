@@ -869,7 +869,7 @@ def test_cases_with_sticky_actions_are_those_on_games_without_chance():
 
 def test_cases_with_sticky_actions_are_judged_by_themselves(monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr(cases.grid, "made", lambda cells, *_, **__: made.extend(c.name for c in cells))
+    monkeypatch.setattr(cases.grid, "run_missing", lambda cells, *_: made.extend(c.name for c in cells))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     for sticky, count, file in ((True, 3, "doctor_sticky.json"), (False, 21, "doctor.json")):
