@@ -142,9 +142,9 @@ class Run:
     ) -> tuple["Run", Any, Any]:
         """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
 
-        init(keys) -> state with a field `learner`, step(state, ...): jitted. more: make its other arguments, once nothing
-        is refused any more. same, may_lack: as `load_learner` has them. With --evaluate the run has no updates to do, and
-        the state is the learner alone.
+        init(keys) -> state with a field `learner`, step(state, ...): jitted. more: make its other arguments, once
+        nothing is refused any more. same, may_lack: as `load_learner` has them. With --evaluate the run has no updates
+        to do, and the state is the learner alone.
         """
         shapes = jax.eval_shape(init, keys)
         if args.evaluate:
