@@ -87,9 +87,9 @@ LARGE = {"gpu": GPU, "paper": PAPER}
 SMALL = dict(update_epochs=8, clip_eps=0.2, learning_rate=1e-3, anneal_lr=False, num_devices=1, num_eval_episodes=0)
 PENDULUM = Preset(
     "Pendulum-v1 on two cores; minutes per figure", "charts/episodic_return", low=-1200.0, high=-150.0,
-    base=SMALL | dict(
+    base=dict(
         env_id="Pendulum-v1", num_envs=32, num_steps=64, minibatch_size=256, gamma=0.95, ent_coef=0.0, num_seeds=10,
-    ),
+    ) | SMALL,
     total_timesteps=2**21, sweep_timesteps=2**20, epsilons=(0.002, 0.02, 0.1, 0.2, 0.6, 1.0), good_eps=0.1,
     learning_rates=(1e-4, 3e-4, 1e-3, 3e-3), epochs=(1, 4, 16), epoch_epsilons=(0.6, 0.2, 0.02, 0.0),
     batch_envs=(8, 32, 128), batch_updates=512, grid_epsilons=(0.02, 0.1, 0.2, 0.6, 1.5),
@@ -97,9 +97,9 @@ PENDULUM = Preset(
 )  # fmt: skip
 BREAKOUT = replace(
     PENDULUM, about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure", low=0.4, high=20.0,
-    base=SMALL | dict(
+    base=dict(
         env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512, num_seeds=5,
-    ),
+    ) | SMALL,
     learning_rates=(3e-4, 1e-3, 3e-3), epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
     grid_epsilons=(0.02, 0.1, 0.2, 0.6), scaled_envs=(16, 64, 256), scaled_seeds=5,
 )  # fmt: skip

@@ -369,7 +369,8 @@ def level(flags, t):
     """Weak regularisation stands still early, strong is slow: score at time t, and log10 of the DDR."""
     com, eps, envs = flags.get("com"), flags.get("clip_eps", 0.2), flags["num_envs"]
     sweep = flags["total_timesteps"] == LAPTOP.sweep_timesteps and flags["update_epochs"] == 8
-    if com is not None and sweep and "anneal_lr" not in flags:  # figure 12: each COM has its own best epsilon
+    if com is not None and sweep and flags["learning_rate"] == 1e-3 and not flags["anneal_lr"]:
+        # Figure 12: each COM has its own best epsilon.
         miss = np.log10(eps / {8: 0.02, 64: 0.1, 512: 0.2, 4096: 0.6}[com])
         score = 0.2 if eps == 1.5 else 0.9 - 0.25 * abs(miss)
         return score * min(1, t / 0.6), 2 + t - miss
@@ -390,7 +391,7 @@ def model_lines(cell, world, seeds, rng):
     """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides; learning:
     three quarters of the time of eight epochs are theirs; climbing: too large a step ends low, but is still rising;
     half: a COM raised half-way leaves the plateau and comes half of the way."""
-    flags, lines = dict(cell.flags) | ({"anneal_lr": False} if cell.source else {}), []
+    flags, lines = dict(cell.flags) | ({"anneal_lr": True} if cell.source else {}), []
     per_update = 1 if cell.script == "stochastic_opt" else flags["num_envs"] * flags["num_steps"]
     noisy = lambda x: (x * (1 + 0.01 * rng.standard_normal(seeds))).tolist()  # noqa: E731
     for i in range(1, 41):
