@@ -69,7 +69,7 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
         assert len(np.unique(own)) == ENVS and len(np.unique(seed, axis=0)) == 40  # each once
         since = time.reshape(8, EACH) // STEPS - np.arange(6, 54, 6)[:, None]  # updates since the checkpoint
         assert set(since.ravel()) == {0, 1}  # from both updates that were played
-        assert last[-2 * EACH :].mean() > 0.9 > last[: 2 * EACH].mean()  # of a new network: 0.5
+        assert last[-2 * EACH :].mean() > 0.85 > last[: 2 * EACH].mean()  # of a new network: 0.5
     if num_seeds == 2:
         assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
     with monkeypatch.context() as patch:
