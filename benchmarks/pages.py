@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
 
@@ -34,19 +36,18 @@ def measured(found: dict[str, Any]) -> None:
 
 
 def learning() -> None:
-    """The picture of `python benchmarks/learning.py`, and three of its returns."""
-    path = ROOT / "results" / "learning.json"
-    if not path.exists():
-        return print("The returns are being measured anew: `python benchmarks/learning.py`.")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for run in json.loads(path.read_text())["runs"]:
-        rows.setdefault(run["row"], []).append(run)
-    shown = {name: runs for name, runs in rows.items() if name.endswith("_ppo_2048") and "sticky" not in name}
+    """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from benchmarks import tasks
+
+    runs = read("learning")["runs"]
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
-    for name, runs in list(shown.items())[:3]:
-        mean, command = sum(run["sampled"] for run in runs) / len(runs), runs[0]["command"]
-        print(f"- **{name.partition('_')[0].title()}**: {mean:.1f}, the mean of {len(runs)} seeds (`{command}`)")
-    return None
+    for name in ("headline", "spaceinvaders_ppo_2048", "asterix_ppo_2048"):
+        row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
+        mean, middle = (f([run[key] for run in found]) for f, key in ((np.mean, "sampled"), (np.median, "seconds")))
+        command = f"python {row.script} {row.flags}".strip()
+        how = f"{len(found)} seeds, each {middle / 60:.1f} minutes on {'two cores' if row.alone else 'one core'}"
+        print(f"- **{row.task}: {mean:.0f}** (`{command}`, {how}; {row.source} {row.reference})")
 
 
 def pilots() -> None:

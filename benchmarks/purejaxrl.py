@@ -3,10 +3,10 @@
     python benchmarks/purejaxrl.py --env-id Breakout-MinAtar --total-timesteps 10485760 --seed 0
 
 Its flags are those of its notebook for MinAtar. It runs with gymnax 0.0.9 and our JAX in the virtual environment that
-compare.py makes. Its files come from GitHub on first use, or from a checkout named with --purejaxrl, and are kept in
-~/.cache. A run is a folder, as our scripts make it: metrics.jsonl (returns in training), params.npz (the learned
-parameters) and summary.json. The policy then plays gymnax 1.0.1, as our evaluations do: both programs' policies are
-judged by the same code on the same environment.
+compare.py makes; two rules of SpaceInvaders are those of gymnax 1.0.1. Its files come from GitHub on first use, or from
+a checkout named with --purejaxrl, and are kept in ~/.cache. A run is a folder, as our scripts make it: metrics.jsonl
+(returns in training), params.npz (the learned parameters) and summary.json. The policy then plays gymnax 1.0.1, as our
+evaluations do: both programs' policies are judged by the same code on the same environment.
 """
 
 import hashlib
@@ -46,6 +46,27 @@ NOTEBOOK = {
 LINES = 160  # of metrics.jsonl, at most
 
 
+def correct_space_invaders() -> None:
+    """Give gymnax 0.0.9's SpaceInvaders the two rules that gymnax 1.0.1 has mended: the first wave has 24 aliens like
+    all others, not 28, and a bullet hits the player where the step ends, not where it began. The game has hardly any
+    chance, so that a policy which learned one version scores 10 in the other."""
+    import gymnax.environments.minatar.space_invaders as game
+    import jax.numpy as jnp
+
+    reset, step_agent = game.MinSpaceInvaders.reset_env, game.step_agent
+
+    def reset_env(self: Any, key: Any, params: Any) -> tuple[Any, Any]:
+        _, state = reset(self, key, params)
+        state = state.replace(alien_map=jnp.zeros((10, 10)).at[0:4, 2:8].set(1))
+        return self.get_obs(state), state
+
+    def step(action: Any, state: Any, params: Any) -> Any:
+        after = step_agent(action, state, params)
+        return after.replace(terminal=jnp.logical_or(state.terminal, after.e_bullet_map[9, after.pos]))
+
+    game.MinSpaceInvaders.reset_env, game.step_agent = reset_env, step
+
+
 def train(spec: dict[str, Any]) -> None:
     """Train in the virtual environment of PureJaxRL, where nothing of this project can be imported."""
     # wrappers.py imports these for environments that are not used here.
@@ -61,6 +82,7 @@ def train(spec: dict[str, Any]) -> None:
     import ppo
 
     config = spec["config"]
+    correct_space_invaders()
     began = time.perf_counter()
     run = jax.jit(ppo.make_train(config)).lower(jax.random.PRNGKey(spec["seed"])).compile()
     compile_s = time.perf_counter() - began
