@@ -1,6 +1,6 @@
 """PQN (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning for many parallel environments.
 
-    python pqn.py                                                  # Breakout-MinAtar, 2048 environments
+    python pqn.py                                                  # Breakout-MinAtar, 128 environments
     python pqn.py --env-id CartPole-v1 --num-envs 32 --num-steps 64 --minibatch-size 128 --q-lambda 0.95
 
 There is no replay buffer and no target network. The outer loop collects `num_envs * num_steps` transitions with an
@@ -45,7 +45,7 @@ RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` appli
 @dataclass(frozen=True)
 class Args(EnvArgs):
     # --- run ---
-    total_timesteps: Steps = 2**24
+    total_timesteps: Steps = 10 * 2**20
     """Environment steps over all environments."""
 
     # --- environment ---
@@ -53,7 +53,7 @@ class Args(EnvArgs):
     """An id that --list-envs SUITE lists (CartPole-v1, kinetix/locomotion, brax/ant), or my_file:MyEnv."""
 
     # --- outer loop ---
-    num_envs: Positive[int] = 2048
+    num_envs: Positive[int] = 128
     """N: parallel environments over all devices. Recipe: raise this and --total-timesteps, keep --minibatch-size."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
@@ -67,25 +67,26 @@ class Args(EnvArgs):
     """... at the end of --exploration-timesteps, ..."""
     exploration_timesteps: NoSteps | None = None
     """... over which it falls linearly: environment steps over all environments (default: a tenth of the budget)."""
-    update_epochs: Positive[int] = 4
+    update_epochs: Positive[int] = 2
     """E: passes over the data of one update."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
-    """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
+    """Transitions per minibatch (default 128, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
     """M: minibatches per epoch; --minibatch-size follows from it."""
     learning_rate: Positive[float] = 5e-4
     """RAdam's learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Reduce the learning rate linearly, update by update, to 0."""
     max_grad_norm: Positive[float] = 10.0
     """Gradients are scaled down to this global norm."""
 
     # --- network ---
-    network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
+    network: Literal["mlp", "cnn", "nature", "impala"] | None = None
     """What is before the hidden layers. cnn: a 3x3 convolution with 16 channels, for image-like observations; nature,
-    impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels."""
+    impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels. Default: cnn for images
+    of less than 36 pixels, nature for larger ones, mlp for anything else."""
     hidden_sizes: tuple[Positive[int], ...] = (128, 128)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu", "elu"] = "relu"
@@ -98,7 +99,7 @@ class Args(EnvArgs):
     def __post_init__(self):
         super().__post_init__()
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
-        arguments.settle_minibatches(self, default_size=2048)
+        arguments.settle_minibatches(self, default_size=128)
         if self.exploration_timesteps is None:
             object.__setattr__(self, "exploration_timesteps", self.total_timesteps // 10)
 
@@ -383,6 +384,9 @@ def build(args: Args) -> tuple:
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     if not isinstance(env.action_space, Discrete) or len(env.action_space.nvec) > 1:
         raise UsageError(f"--env-id {args.env_id}: PQN needs one discrete action; ppo.py has other actions")
+    if args.network is None:
+        side = min(env.obs_shape[:2]) if len(env.obs_shape) == 3 else 0
+        args = replace(args, network="nature" if side >= 36 else "cnn" if side >= 3 else "mlp")
     envs.check_images(args, env)
     args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
     network, on_devices = QNetwork(args, env.action_space.nvec[0]), devices.OnDevices(chosen, args.num_seeds)

@@ -36,7 +36,7 @@ TABLE = {
     "Breakout 2048 x 32, 8 seeds": "ppo.py --num-seeds 8",
     "Breakout 2048 x 32, M = 4": "ppo.py --minibatch-size 16384",
     "Breakout 2048 x 32, PPO-EWMA": "ppo_ewma.py --com 32",
-    "Breakout 2048 x 32, PQN": "pqn.py",
+    "Breakout 2048 x 32, PQN": "pqn.py --num-envs 2048 --minibatch-size 2048 --update-epochs 4 --network mlp",
     "CartPole 2048 x 32": "ppo.py --env-id CartPole-v1",
     "Kinetix locomotion 2048 x 32": "ppo.py --env-id kinetix/locomotion",
     "SFL, Kinetix s, 256 x 256": "sfl_kinetix.py --num-envs 256 --num-steps 256",

@@ -50,6 +50,21 @@ def learning() -> None:
         print(f"- **{row.task}: {mean:.0f}** (`{command}`, {how}; {row.source} {row.reference})")
 
 
+def commands(script: str) -> None:
+    """A script's commands of docs/results.md, for each kind of task one, with the mean return that they reached."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from benchmarks import tasks
+
+    runs = read("learning")["runs"]
+    print("```bash")
+    for row in tasks.TABLE.values():
+        returns = [run["sampled"] for run in runs if run["row"] == row.name]
+        other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
+        if row.script == script and returns and not other:
+            print(f"python {script} {row.flags}  # {np.mean(returns):.4g}")
+    print("```")
+
+
 def pilots() -> None:
     """The runs of 10M steps with which the defaults were chosen."""
     found = read("pilots")

@@ -32,7 +32,10 @@ from common.run import devices
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo.py, Breakout-MinAtar, 2048 x 32": ("ppo", {}),
     "ppo_ewma.py, Breakout-MinAtar, 2048 x 32": ("ppo_ewma", {}),
-    "pqn.py, Breakout-MinAtar, 2048 x 32": ("pqn", {}),
+    "pqn.py, Breakout-MinAtar, 2048 x 32": (
+        "pqn",
+        {"num_envs": 2048, "minibatch_size": 2048, "update_epochs": 4, "network": "mlp"},
+    ),
     "ppo.py, CartPole-v1, 1024 x 128": ("ppo", {"env_id": "CartPole-v1", "num_envs": 1024, "num_steps": 128}),
     "ppo.py, Breakout-MinAtar, 8 x 128, 4 minibatches": (
         "ppo",

@@ -19,14 +19,23 @@ OTHER_PROBLEM = "a bowl in place of environments"
 Q = "Q-learning in place of a policy and its values"
 Q_DIFFERENT = {
     **dict.fromkeys(
-        ("SAME", "Transition", "Batch", "Args.__post_init__", "Args.learning_rate", "Args.max_grad_norm"), Q
+        (
+            "SAME",
+            "Transition",
+            "Batch",
+            "Args.__post_init__",
+            "Args.learning_rate",
+            "Args.max_grad_norm",
+            "Args.network",
+        ),
+        Q,
     ),
+    **dict.fromkeys(("Args.num_envs", "Args.minibatch_size", "Args.total_timesteps"), "its authors' defaults"),
     **dict.fromkeys(
         (
             "Args.hidden_sizes",
             "Args.gamma",
             "Args.update_epochs",
-            "Args.anneal_lr",
             "forward",
             "rollout",
             "optimise",
@@ -84,7 +93,8 @@ DIFFERENT = {
     ("ppo", "sapg"): SAPG_DIFFERENT,
     ("ppo", "sfl_kinetix"): PPO_SFL_DIFFERENT,
     ("ppo_ewma", "sfl_kinetix"): PPO_SFL_DIFFERENT | {"Args.com": "None, the default, is PPO"},
-    ("pqn", "sfl_kinetix"): SFL_DIFFERENT | {"Args.max_grad_norm": Q, "Batch": Q, "Transition": Q, "optimise": Q},
+    ("pqn", "sfl_kinetix"): SFL_DIFFERENT
+    | dict.fromkeys(("Args.max_grad_norm", "Args.num_envs", "Args.anneal_lr", "Batch", "Transition", "optimise"), Q),
     ("ppo", "ppo_ewma"): {
         "Learner": PROXIMAL,
         "ppo_loss": "the decoupled objective",
