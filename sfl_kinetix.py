@@ -28,6 +28,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
+from pydantic import Field
 from tqdm import tqdm
 
 from common import envs, statistics
@@ -35,7 +36,7 @@ from common.actions import Categorical, k3, probability_ratio
 from common.arrays import gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import measure_update, plasticity_metrics
 from common.run import arguments, devices, folder
-from common.run.arguments import Bound, Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.arguments import Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.plots import read_lines
 from common.run.run import Run, begin, main
 from common.suites import kinetix
@@ -52,7 +53,7 @@ OF_SEARCH = (
     *("learnability_estimator", "learnability_steps", "learnability_episodes"),
 )
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
-AtLeastTwo = Annotated[int, Bound(lambda x: x >= 2, "greater than 1")]
+AtLeastTwo = Annotated[int, Field(gt=1, lt=2**31)]
 RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
 
 

@@ -44,17 +44,17 @@ import jax, numpy as np
 import ppo
 from common.run import checkpoints, run as runs
 
-save = checkpoints.Checkpoints.save
+save = checkpoints.save
 
-def save_and_show(self, update, state):
+def save_and_show(folder, update, state, keep):
     bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
     mine = {{f: [bits(x).addressable_data(0) for x in jax.tree.leaves(getattr(state, f))] for f in state._fields}}
     arrays = {{f"{{f}}/{{i}}": np.asarray(x) for f, leaves in mine.items() for i, x in enumerate(leaves)}}
-    run = self.folder.parent
+    run = folder.parent
     np.savez(run.with_name(f"{{run.name}}-{{update}}-{{jax.process_index()}}.npz"), **arrays)
-    save(self, update, state)
+    save(folder, update, state, keep)
 
-checkpoints.Checkpoints.save = save_and_show
+checkpoints.save = save_and_show
 runs.main(ppo.train, ppo.Args)
 """
 

@@ -228,11 +228,10 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
     shutil.rmtree(path / "checkpoints/4")
     _, _, _, init, _, _, keys = ppo.build(args)
     fresh = init(keys)
-    saved = runs.Checkpoints(path / "checkpoints", 3)
     state = runs.Run(runs.begin(ppo.Args(resume=str(path)), ppo.__file__), ppo.__file__)
     restored = state.restore(jax.tree.map(lambda x: x, fresh))
     state._lock.close()
-    assert int(restored.update) == 2 and saved.newest().name == "2"
+    assert int(restored.update) == 2 and state._newest().name == "2"
     jax.tree.map(np.testing.assert_array_equal, restored.environments, fresh.environments)
     assert not np.array_equal(jax.random.key_data(restored.key), jax.random.key_data(fresh.key))
     before = jax.tree.leaves(restored.learner.params)[0]

@@ -179,12 +179,12 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path, f
 
 def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     """From the very state that four devices had after update 4, each with one environment, now on two with two each."""
-    saved, started, save, compile_update = {}, [], checkpoints.Checkpoints.save, runs.memory.compile_update
+    saved, started, save, compile_update = {}, [], checkpoints.save, runs.memory.compile_update
     here = lambda state: jax.tree.map(np.array, jax.device_get(state._replace(key=jax.random.key_data(state.key))))  # noqa: E731
 
-    def spy_save(self, update, state):
+    def spy_save(folder, update, state, keep):
         saved[update] = here(state)
-        save(self, update, state)
+        save(folder, update, state, keep)
 
     def spy_compile(*programs):
         init, step = compile_update(*programs)
@@ -199,7 +199,7 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
 
     flags = [*CARTPOLE.split(), *BASE.split(), "--num-devices", 4]
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.Checkpoints, "save", spy_save)
+        patch.setattr(checkpoints, "save", spy_save)
         path = call(ppo, tmp_path / "straight", *flags).path
     monkeypatch.setattr(runs.memory, "compile_update", spy_compile)
     found = resumed(ppo, path, tmp_path / "resumed", 4, "--num-devices", "2")
@@ -269,9 +269,7 @@ def test_values_in_other_units_are_not_taken_over(tmp_path, capsys):
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     script, tmp_path, monkeypatch, nothing_compiles, capsys
 ):
-    saved = checkpoints.Checkpoints(tmp_path / "run/checkpoints", 1)
-    saved.save(1, {"learner": {"another": np.zeros(3, np.float32)}})
-    saved.wait()
+    checkpoints.save(tmp_path / "run/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
     (tmp_path / "run/args.json").write_text(json.dumps({"args": {}, "script": script}))
     words = "--num-envs 32 --total-timesteps 65536 --init-from" if script == "sfl_kinetix" else SMALL + " --init-from"
     monkeypatch.setattr(

@@ -358,7 +358,6 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
     def stopped(self, update, state):
         stop(self, update, state)
         if update == 1:
-            self.checkpoints.wait()
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

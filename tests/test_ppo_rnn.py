@@ -515,7 +515,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_pat
             "--sequence-length 24: does not divide --num-steps 32 and --minibatch-size 2048; 16 or 32 would",
         ),
         ({"cell": "rnn"}, "--cell rnn: must be gru or lstm"),
-        ({"cell_size": 0}, "--cell-size 0: must be an integer greater than 0"),
+        ({"cell_size": 0}, "--cell-size 0: must be greater than 0"),
         (
             {"sequence_length": 12, "num_devices": 8},
             "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "

@@ -425,7 +425,7 @@ BAD = {
     "nope.py --env-id CartPole-v1": "nope.py: no such script; ppo.py, ppo_ewma.py and pqn.py are some",
     "fake.py": "name a script and its environments: ",
     "--env-id CartPole-v1": "name a script and its environments: ",
-    "fake.py --env-id CartPole-v1 --trials 0": "--trials 0: must be an integer greater than 0",
+    "fake.py --env-id CartPole-v1 --trials 0": "--trials 0: must be greater than 0",
     "fake.py --env-id CartPole-v1 --workers 0": "--workers 0: must be",
     "fake.py --env-id CartPole-v1 --learning-rat 3": "unknown: --learning-rat, 3; did you mean --learning-rate?",
     "fake.py --env-id CartPole-v1 --learning-rate -3": "--learning-rate -3.0: must be",

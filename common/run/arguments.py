@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import fractions
+import functools
 import inspect
 import io
 import itertools
@@ -12,33 +13,26 @@ import math
 import re
 import sys
 import textwrap
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 
 class UsageError(ValueError):
     """Bad input, as one line that names the flag, the value and what would work."""
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A condition on a number, part of its type: `Annotated[int, Bound(...)]`. `check` enforces it."""
-
-    fits: Callable[[float], bool]
-    wanted: str
-    wide: bool = False  # an integer that stays on the host and may exceed 32 bits
-
-
+# Numbers on the devices have 32 bits. Counts of environment steps stay on the host and may exceed them.
 Number = TypeVar("Number")
-Positive = Annotated[Number, Bound(lambda x: x > 0, "greater than 0")]
-NonNegative = Annotated[Number, Bound(lambda x: x >= 0, "0 or more")]
-Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "from 0 to 1")]
-Steps = Annotated[int, Bound(lambda x: x > 0, "greater than 0", wide=True)]  # counts of environment steps
-NoSteps = Annotated[int, Bound(lambda x: x >= 0, "0 or more", wide=True)]
+Positive = Annotated[Number, Field(gt=0, lt=2**31)]
+NonNegative = Annotated[Number, Field(ge=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Steps = Annotated[int, Field(gt=0)]
+NoSteps = Annotated[int, Field(ge=0)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
 LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/log.md)
 FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/log.md)
@@ -216,46 +210,32 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+@functools.cache
+def _types(kind: type) -> dict[str, TypeAdapter]:
+    """What checks the fields of a dataclass. Several bounded values have to be one at least."""
+    config = ConfigDict(strict=True, allow_inf_nan=False, str_min_length=1)
+    types = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        several = Annotated in map(typing.get_origin, typing.get_args(hint)) and typing.get_origin(hint) is tuple
+        types[name] = TypeAdapter(Annotated[hint, Field(min_length=1)] if several else hint, config=config)
+    return types
+
+
 def check(args: Any) -> None:
     """Check every field against its type and the bound in it, raising UsageError."""
-    for name, hint in typing.get_type_hints(type(args), include_extras=True).items():
-        _check(flag(name), getattr(args, name), hint, None)
+    for name in _types(type(args)):
+        _checked(type(args), name, lambda checker, name=name: checker.validate_python(getattr(args, name)))
 
 
-def _check(name: str, value: Any, hint: Any, bound: Bound | None) -> None:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        bound = next((extra for extra in parts[1:] if isinstance(extra, Bound)), bound)
-        _check(name, value, parts[0], bound)
-    elif origin in (Union, types.UnionType):
-        if value is not None:
-            _check(name, value, next(part for part in parts if part is not type(None)), bound)
-    elif origin is tuple:
-        if not isinstance(value, tuple):
-            raise UsageError(f"{name} {value}: must be several values")
-        if not value and Annotated in map(typing.get_origin, parts):
-            raise UsageError(f"{name}: must have at least one value")
-        for part in value:
-            _check(name, part, parts[0], bound)
-    elif origin is Literal:
-        if value not in parts:
-            raise UsageError(f"{name} {value}: must be {' or '.join(map(str, parts))}")
-    elif hint in (int, float, str, bool):
-        _check_one(name, value, hint, bound)
-
-
-def _check_one(name: str, value: Any, kind: type, bound: Bound | None) -> None:
-    accepted = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}[kind]
-    wanted = {int: "an integer", float: "a finite number", str: "text", bool: "true or false"}[kind]
-    if bound is not None:
-        wanted += f" {bound.wanted}" if bound.wanted[0] != "0" else f", {bound.wanted}"
-    right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
-    if not right or (kind is float and not math.isfinite(value)) or (bound is not None and not bound.fits(value)):
-        raise UsageError(f"{name} {value}: must be {wanted}")
-    if kind is int and not (bound is not None and bound.wide) and abs(value) >= 2**31:
-        raise UsageError(f"{name} {value}: must be less than {2**31}")
-    if value == "":
-        raise UsageError(f"{name} '': is empty (a shell variable that is not set?)")
+def _checked(kind: type, name: str, validate: Callable[[TypeAdapter], Any]) -> Any:
+    told = {"too_short": "must have at least one value", "tuple_type": "must be several values"}
+    told["string_too_short"] = "is empty (a shell variable that is not set?)"
+    try:
+        return validate(_types(kind)[name])
+    except ValidationError as errors:
+        error = errors.errors()[0]
+        said = told.get(error["type"]) or error["msg"].replace("Input should be", "must be").replace("'", "")
+        raise UsageError(f"{flag(name)} {error['input'] or repr(error['input'])}: {said}") from None
 
 
 def below(args: Any, limit: int, *names: str) -> None:
@@ -303,13 +283,18 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
     default = {field.name: field.default for field in dataclasses.fields(kind)}
     groups = []
     for title, fields in sections(kind).items():
-        rows = [(name, _documented(hints[name], text), default[name]) for name, text in fields.items()]
-        group = dataclasses.make_dataclass("Group", rows)
-        name = re.sub(r"\W+", "_", title) or "other"
-        named = Annotated[group, tyro.conf.arg(name=title)]
-        groups.append((name, named, dataclasses.field(default_factory=group)))
+        group = dataclasses.make_dataclass(
+            "Group", [(n, _shown(hints[n], text), default[n]) for n, text in fields.items()]
+        )
+        groups.append(
+            (
+                f"group{len(groups)}",
+                Annotated[group, tyro.conf.arg(name=title)],
+                dataclasses.field(default_factory=group),
+            )
+        )
     grouped = tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass("Args", groups)]
-    said = io.StringIO()
+    said, words = io.StringIO(), sys.argv[1:] if words is None else words
     try:
         with contextlib.redirect_stderr(said):
             parsed = tyro.cli(grouped, description=description, args=words)
@@ -319,13 +304,12 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
         raise UsageError(_one_line(said.getvalue())) from None
     values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
     # With these, sizes are checked beside those of the run that they name, not beside the defaults (folder.settle).
-    later = SIZES if values.get("resume") or values.get("evaluate") else ()
+    later = SIZES & values.keys() if values.get("resume") or values.get("evaluate") else set()
     args = kind(**{name: value for name, value in values.items() if name not in later})
-    for name in values.keys() & later:
+    for name in later:
         if values[name] != default[name]:
             object.__setattr__(args, name, values[name])
-    flags = [word.split("=")[0] for word in (sys.argv[1:] if words is None else words) if word.startswith("--")]
-    names = {word.lstrip("-").replace("-", "_") for word in flags}
+    names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     object.__setattr__(args, "named", frozenset(names | {name.removeprefix("no_") for name in names}))
     return args
 
@@ -336,29 +320,18 @@ def given(args: Any) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.name in args.named}
 
 
-def _documented(hint: Any, text: str) -> Any:
-    """The type of a field as tyro should show it: without its bound, and INT if it may be None, not {None}|INT."""
+def _shown(hint: Any, text: str) -> Any:
+    """The type of a field with its help, and as INT, not {None}|INT, if it may be None."""
     import tyro
 
-    extras = [extra for extra in getattr(hint, "__metadata__", ()) if not isinstance(extra, Bound)]
-    bare = _without_bounds(hint)
-    kinds = [part for part in typing.get_args(bare) if part is not type(None)]
-    metavar = None
-    if type(None) in typing.get_args(bare):
-        parts, metavar = typing.get_args(kinds[0]), kinds[0].__name__.upper()
+    metavar, kinds = None, [part for part in typing.get_args(hint) if part is not type(None)]
+    if type(None) in typing.get_args(hint):
+        kind = typing.get_args(kinds[0])[0] if typing.get_origin(kinds[0]) is Annotated else kinds[0]
+        parts, metavar = typing.get_args(kind), kind.__name__.upper()
         if parts:
             choices = "{" + ",".join(map(str, parts)) + "}"
-            metavar = choices if typing.get_origin(kinds[0]) is Literal else f"[{parts[0].__name__.upper()} ...]"
-    return Annotated[(bare, tyro.conf.arg(help=text, metavar=metavar), *extras)]
-
-
-def _without_bounds(hint: Any) -> Any:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _without_bounds(parts[0])
-    if origin in (Union, types.UnionType):
-        return Union[tuple(map(_without_bounds, parts))]  # noqa: UP007 (the count of types is not known here)
-    return tuple[_without_bounds(parts[0]), ...] if origin is tuple else hint
+            metavar = choices if typing.get_origin(kind) is Literal else f"[{parts[0].__name__.upper()} ...]"
+    return Annotated[hint, tyro.conf.arg(help=text, metavar=metavar)]
 
 
 def _one_line(box: str) -> str:
@@ -388,18 +361,13 @@ def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{where}: args.json is damaged (its args are no object)")
     # --list-envs says nothing about a run, and in older ones it is a bool.
-    restored = {name: _tuples(value) for name, value in values.items() if name != "list_envs"}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        if name in restored:
-            try:
-                _check(flag(name), restored[name], hint, None)
-            except UsageError as error:
-                raise UsageError(f"{where}: args.json is damaged ({error})") from None
+    restored = {name: value for name, value in values.items() if name != "list_envs"}
+    try:
+        for name in restored.keys() & _types(kind).keys():
+            restored[name] = _checked(kind, name, lambda t, name=name: t.validate_json(json.dumps(values[name])))
+    except UsageError as error:
+        raise UsageError(f"{where}: args.json is damaged ({error})") from None
     return restored
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def divisors(total: int) -> list[int]:

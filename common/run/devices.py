@@ -123,9 +123,9 @@ def machine() -> dict[str, Any]:
 def wait_for_all() -> None:
     """Wait until all processes are here, a day at most. At its exit JAX waits for five minutes only."""
     if jax.process_count() > 1:
-        from orbax.checkpoint import multihost
+        from jax._src import distributed  # as jax.experimental.array_serialization does: there is no public barrier
 
-        multihost.get_barrier_sync_fn()(key="end of the run", timeout_ms=24 * 3600 * 1000)
+        distributed.global_state.client.wait_at_barrier("end of the run", 24 * 3600 * 1000)
 
 
 def share(text: str) -> list[str]:
@@ -139,16 +139,16 @@ def share(text: str) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(rows)]
 
 
-def together(action: Callable[[], Any]) -> Any:
-    """Run action() in each process. A UsageError in one is raised in all: the others would wait for it forever."""
+def together(action: Callable[[], Any], kind: type[Exception] = UsageError) -> Any:
+    """Run action() in each process. An error of this kind in one is raised in all: the others would wait for it
+    forever."""
     result, problem = None, ""
     try:
         result = action()
-    except UsageError as error:
-        problem = str(error)
-    problems = [text for text in share(problem) if text]
-    if problems:
-        raise UsageError(problems[0])
+    except kind as error:
+        problem = str(error) or kind.__name__
+    if problems := [text for text in share(problem) if text]:
+        raise kind(problems[0])
     return result
 
 

@@ -10,16 +10,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise its threads figh
 
 
 def _unraisable(what: Any) -> None:
-    """Handle errors that Python can only print, because they have no caller."""
-    if what.exc_type is KeyboardInterrupt:  # in JAX's garbage-collector callback, which may run at any time
+    """Raise again a Ctrl-C that hit JAX's garbage-collector callback: without a caller Python can only print it."""
+    if what.exc_type is KeyboardInterrupt:
         signal.raise_signal(signal.SIGINT)
-    elif str(what.exc_value) != "Event loop is closed":  # tensorstore, once for each array of a failed save
+    else:
         sys.__unraisablehook__(what)
 
 
 def _uncaught(kind: type, error: BaseException, trace: Any) -> None:
-    """Print no traceback for a Ctrl-C: where it hit an import is of no use."""
-    if kind is KeyboardInterrupt:
+    """Print no traceback for a Ctrl-C: where it hit an import is of no use. Some modules raise ImportError for it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
         print("interrupted", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -3,12 +3,15 @@
 import contextlib
 import dataclasses
 import datetime
+import errno
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import uuid
@@ -20,8 +23,9 @@ import jax
 from common.run import devices
 from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, typed
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
+from common.run.tracking import say
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "kinetix-env", "envpool", "brax")
 PACKAGES += ("mujoco", "mujoco-mjx", "craftax", "xminigrid", "playground", "gymnasium")
 LAUNCH = ("distributed", *BY_HAND)  # how processes find each other in this launch
 TRACKING = ("track", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode")
@@ -48,9 +52,21 @@ def settle(args: Any, script: str) -> Any:
 
 def refuse_bad_target(args: Any) -> None:
     """Refuse a --run-name or --runs-dir with which no folder can be made."""
-    if args.run_name is not None:
-        _refuse_bad_name(args)
-    _refuse_bad_place(Path(args.runs_dir))
+    place, name = Path(args.runs_dir), args.run_name
+    if name is not None:
+        if Path(name).name != name or len(os.fsencode(name)) > 255:
+            where = "--runs-dir says where it goes"
+            raise UsageError(f"--run-name {name!r}: must be a plain folder name of at most 255 bytes; {where}")
+        if re.search(r"@\d+$", name):
+            raise UsageError(f"--run-name {name}: ends like RUN@UPDATE, which names a checkpoint; name another")
+        if os.path.lexists(place / name):
+            _refuse_taken(place / name)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, "it may not be written to")
+    except OSError as error:
+        raise UsageError(f"--runs-dir {place}: cannot make a folder there ({error.strerror}); name another") from None
 
 
 def _resumed(args: Any, folder: Path, script: str) -> Any:
@@ -115,25 +131,6 @@ def _summary(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_bad_name(args: Any) -> None:
-    if Path(args.run_name).name != args.run_name or len(os.fsencode(args.run_name)) > 255:
-        where = "--runs-dir says where it goes"
-        raise UsageError(f"--run-name {args.run_name!r}: must be a plain folder name of at most 255 bytes; {where}")
-    if re.search(r"@\d+$", args.run_name):
-        raise UsageError(f"--run-name {args.run_name}: ends like RUN@UPDATE, which names a checkpoint; name another")
-    if os.path.lexists(Path(args.runs_dir) / args.run_name):
-        _refuse_taken(Path(args.runs_dir) / args.run_name)
-
-
-def _refuse_bad_place(path: Path) -> None:
-    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
-    if any(len(os.fsencode(part)) > 255 for part in path.parts):
-        raise UsageError(f"--runs-dir {path}: a folder's name may have at most 255 bytes; name another")
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "may not be written to" if there.is_dir() else "is a file"
-        raise UsageError(f"--runs-dir {path}: {there} {why}; name another")
-
-
 def _refuse_taken(path: Path) -> NoReturn:
     advice = f"choose another name, or continue that run with --resume {path}"
     if not checkpoint_updates(path / "checkpoints"):
@@ -146,43 +143,77 @@ def make(args: Any, script: str) -> Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = args.run_name or f"{_of_environment(args.env_id)}__{Path(script).stem}__{args.seed}__{now}"
     path = Path(args.runs_dir) / name
-
-    def make_here() -> Path:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made = _make_unique(path, fixed=args.run_name is not None)
-            (made / "checkpoints").mkdir()
-            return made
-        except OSError as error:
-            raise UsageError(
-                f"--runs-dir {args.runs_dir}: cannot make {path} ({error.strerror}); name another"
-            ) from None
-
-    made = devices.together(lambda: make_here() if jax.process_index() == 0 else path)
+    made = devices.together(lambda: _make(path, args.run_name) if jax.process_index() == 0 else path)
     return Path(devices.share(str(made))[0])
 
 
 def _of_environment(env_id: str) -> str:
     """An environment's part of a folder's name: kinetix-s, my_file-MyEnv (for any/path/my_file.py:MyEnv as well)."""
     file, own, name = env_id.rpartition(":")
-    return (f"{Path(file).name.removesuffix('.py')}-{name}" if own else env_id).replace("/", "-")
+    return (f"{Path(file).name.removesuffix('.py')}-{name}" if own else name).replace("/", "-")
 
 
-def _make_unique(path: Path, fixed: bool) -> Path:
-    """Make the folder `path`, or path-2, path-3, ... if another run started in the same second."""
-    count, candidate = 1, path
-    while True:
+def _make(path: Path, name: str | None) -> Path:
+    """Make the folder `path`; without a name path-2, path-3, ... if another run started in the same second."""
+    for count in itertools.count(1):
+        made = path if count == 1 else path.with_name(f"{path.name}-{count}")
         try:
-            candidate.mkdir()
-            return candidate
+            made.mkdir(parents=True)
+            (made / "checkpoints").mkdir()
+            return made
         except FileExistsError:
-            if fixed:
+            if name:
                 _refuse_taken(path)
-            count += 1
-            candidate = path.with_name(f"{path.name}-{count}")
+        except OSError as error:
+            raise UsageError(f"--runs-dir {path.parent}: cannot make {made} ({error.strerror}); name another") from None
 
 
-def lock(path: Path) -> Any:
+def open_record(path: Path, args: Any, script: str) -> tuple[dict[str, Any], Any]:
+    """Lock the run's folder. -> the contents of its args.json, which is made for a new run; the lock."""
+    lock = _lock(path)
+    if args.resume:
+        record = read_record(path, "--resume")
+        _warn_if_edited(path, record, args, script)
+    else:
+        record = make_record(args, script)
+        try:
+            write_record(path, record, args, script)
+        except OSError as error:
+            raise UsageError(f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})") from None
+    say(f"run: {path}")
+    return record, lock
+
+
+def write_record(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
+    """Write args.json, and copies of what the run was made with."""
+    write_json(path / "args.json", record)
+    for name, file in _sources(args, script).items():
+        shutil.copyfile(file, path / name)
+
+
+def _sources(args: Any, script: str) -> dict[str, Path]:
+    """What a run keeps a copy of: the script, and the file of an environment that is the user's own."""
+    from common.suites import own
+
+    file = own.source(args.env_id)
+    return {"source.py": Path(script)} | ({"environment.py": file} if file else {})
+
+
+def _warn_if_edited(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
+    for name, file in _sources(args, script).items():
+        kept = path / name
+        with contextlib.suppress(OSError):
+            # Empty where `_lock` has just made it.
+            if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
+                say(f"warning: {path} was started with another version of {file.name}; its own is {kept}")
+    theirs, ours = record.get("versions", {}), versions()
+    if differing := [name for name in theirs if theirs[name] != ours.get(name)]:
+        there = ", ".join(f"{name} {theirs[name]}" for name in differing)
+        here = ", ".join(f"{name} {ours.get(name, 'missing')}" for name in differing)
+        say(f"warning: {path} was started with {there}; here are {here}: numbers may differ")
+
+
+def _lock(path: Path) -> Any:
     """Keep other processes from continuing the same run. -> an open file, which holds the lock until it is closed; None
     if the system or the file system has no locks."""
     try:

@@ -7,9 +7,9 @@ draws several runs in one picture, labelled by the flags in which they differ. A
 (--init-from) starts at the step where it left that one.
 """
 
+import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,28 +70,13 @@ BOOKKEEPING = {
 
 
 def read_lines(run: Path | str) -> list[dict[str, Any]]:
-    """Read the lines of a run's metrics.jsonl. Values that are not numbers, and lines that are not complete (if the
-    process was killed while writing), are left out."""
+    """Read the lines of a run's metrics.jsonl, but those that are not complete: a process was killed while writing."""
     lines = []
-    try:
-        with open(Path(run) / "metrics.jsonl", encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except json.JSONDecodeError:
-                    continue
-                if isinstance(line, dict):
-                    lines.append({key: value for key, value in line.items() if _is_number(value)})
-    except FileNotFoundError:
-        pass
-    return [line for line in lines if all(isinstance(line.get(key), int) for key in ("update", "global_step"))]
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number, null, or a list of them."""
-    if isinstance(value, list):
-        return all(map(_is_number, value))
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    with contextlib.suppress(FileNotFoundError), open(Path(run) / "metrics.jsonl", errors="replace") as file:
+        for text in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(text))
+    return [line for line in lines if isinstance(line, dict) and {"update", "global_step"} <= line.keys()]
 
 
 def _has_value(value: Any) -> bool:
@@ -103,11 +88,8 @@ def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarra
     """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out. A ratio to a
     KL of 0 is infinite, and so is one below 0, to which older versions rounded the KL of a small step: both are NaN."""
     kept = [line for line in lines if _has_value(line.get(key))]
-    values = [np.atleast_1d(np.array(line[key], np.float64)) for line in kept]  # None becomes NaN
-    shape = Counter(value.shape for value in values).most_common(1)[0][0] if values else (1,)
-    rows = [(line["global_step"], value) for line, value in zip(kept, values, strict=True) if value.shape == shape]
-    steps = np.array([step for step, _ in rows], np.float64)
-    values = np.array([value for _, value in rows]).reshape(len(rows), *shape)
+    steps = np.array([line["global_step"] for line in kept], np.float64)
+    values = np.array([np.ravel(line[key]) for line in kept], np.float64) if kept else np.empty((0, 1))  # None: NaN
     if key == "outer/ddr":
         values = np.where(values > 0, values, np.nan)
     known = ~np.isnan(values).all(1)
@@ -184,22 +166,16 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[str]:
-    """Label each run with the fewest flags that tell all runs apart, or else with its folder's name or path. `records`
-    are the runs' args.json."""
+    """Label each run with the flags in which they differ or, if these are many or none, with its folder's name or path.
+    `records` are the runs' args.json."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in BOOKKEEPING]
-    differing = [name for name in [*names, "seed"] if any(f.get(name) != flags[0].get(name) for f in flags)]
-    chosen: list[str] = []
-
-    def told_apart(by: Sequence[str]) -> int:
-        return len({tuple(str(f.get(name)) for name in by) for f in flags})
-
-    while told_apart(chosen) < len(flags) and len(chosen) < len(differing):
-        chosen.append(max(differing, key=lambda name: told_apart([*chosen, name])))  # in a tie the first
-    found = [", ".join(f"{name} = {_short(f.get(name))}" for name in chosen) for f in flags]
-    fits = len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL
+    differing = [name for name in names if any(f.get(name) != flags[0].get(name) for f in flags)]
+    found = [", ".join(f"{name} = {_short(f.get(name))}" for name in differing) for f in flags]
+    if len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL:
+        return found
     folders = [Path(run).name for run in runs]
-    return found if fits else folders if len(set(folders)) == len(runs) else list(map(str, runs))
+    return folders if len(set(folders)) == len(runs) else list(map(str, runs))
 
 
 def _short(value: Any) -> str:
@@ -323,14 +299,12 @@ def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     """Mean over `width` rows around each row (fewer at the ends), ignoring NaN. values: [T, seeds]."""
-    kernel = np.ones(min(width, len(values)))
+    from scipy.ndimage import uniform_filter1d
+
     known = ~np.isnan(values)
-
-    def total(x: np.ndarray) -> np.ndarray:
-        return np.stack([np.convolve(column, kernel, mode="same") for column in x.T], axis=1)
-
-    count = total(known.astype(np.float64))
-    return np.where(count > 0, total(np.where(known, values, 0.0)) / np.maximum(count, 1), np.nan)
+    share = uniform_filter1d(known.astype(np.float64), width, axis=0, mode="constant")
+    total = uniform_filter1d(np.where(known, values, 0.0), width, axis=0, mode="constant")
+    return np.where(share > 0.5 / width, total / np.maximum(share, 0.5 / width), np.nan)
 
 
 def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> str:
@@ -362,17 +336,15 @@ def main(
     """
     if not runs:
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}")
     out = out if out.suffix else out.with_name(out.name + ".png")
     lines = [read_lines(run) for run in runs if read_record(run, "run")]
+    known = sorted({name for own in lines for line in own for name in line} - {"update", "global_step", "time"})
     for key in keys:
         if not _has(lines, key):
-            known = sorted({name for own in lines for line in own for name in line} - {"update", "global_step", "time"})
             raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
     try:
         drawn = draw(runs, out, keys, title, smooth)
-    except (OSError, ValueError) as error:  # such as an unknown format
+    except (OSError, ValueError) as error:  # no such folder, an unknown format
         raise UsageError(f"--out {out}: cannot be written ({str(error).splitlines()[0]})") from None
     if not drawn:
         raise UsageError(f"{', '.join(map(str, runs))}: nothing to draw; none of their updates is on record")

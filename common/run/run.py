@@ -22,7 +22,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -37,20 +36,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from common.run import devices, folder, memory
-from common.run.arguments import UsageError, apply_scaling, describe, parse, read_record
-from common.run.checkpoints import (
-    Checkpoints,
-    check_learner,
-    checkpoint_updates,
-    first_line,
-    load_for_evaluation,
-    load_learner,
-    restore_newest,
-)
+from common.run import checkpoints, devices, folder, memory
+from common.run.arguments import UsageError, apply_scaling, describe, parse
+from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
 
-NOT_FINITE = "not_finite_since_update"  # in the summary, and in the notes of args.json
 PAUSE, RETRIES = 60, 10  # seconds between attempts to save the last checkpoint, and how many after the first
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -148,10 +138,10 @@ class Run:
         """
         shapes = jax.eval_shape(init, keys)
         if args.evaluate:
-            learner, update, steps = load_for_evaluation(args, shapes.learner._replace(opt_state=None))
+            learner, update, steps = checkpoints.load_for_evaluation(args, shapes.learner._replace(opt_state=None))
             run = cls.evaluation(args, script, player, learner, update, steps)
             return run, run._state, step
-        check_learner(args, shapes.learner, same, may_lack)
+        checkpoints.check_learner(args, shapes.learner, same, may_lack)
         memory.check_counts(args)
         print(describe(args))
         if jax.process_index() == 0:
@@ -162,7 +152,7 @@ class Run:
         memory.check(args, step)
         state = init(keys)
         if args.init_from and not args.resume:
-            state = state._replace(learner=load_learner(args, state.learner, may_lack=may_lack))
+            state = state._replace(learner=checkpoints.load_learner(args, state.learner, may_lack=may_lack))
         run = run or cls(args, script, player)
         run._state = state = run.restore(state)
         run.note("compile_s", seconds)
@@ -180,70 +170,29 @@ class Run:
         return run
 
     def __init__(self, args: Any, script: str, player: Any = None, only: tuple[int, int] | None = None):
-        self.args, self._player, self._state = args, player, None
+        self.args, self._player, self._only, self._state = args, player, only is not None, None
         self.num_updates, self.steps_per_update = only or (args.num_updates, args.batch_size)
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
-        self.checkpoints = Checkpoints(self.path / "checkpoints", args.keep_checkpoints)
-        self._script, self._only = script, only is not None
-        self._lock: Any = None
-        self._signal: int | None = None
-        self._stopping = False
-        self._old_handlers: dict[int, Any] = {}
-        self._warned: set[str] = set()
-        self._failed = self._broken = False
-        self._tracker: Tracker | None = None
-        self._file: Any = None
-        self._torn = False  # whether its last line may be
+        self.checkpoints = self.path / "checkpoints"
         self._first = self.done = self._saved = self.num_updates if only else 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
-        self._given_up = False  # whether the last evaluation was
+        self._signal: int | None = None
+        self._stopping = self._broken = False  # by a signal, by an environment on the host
+        self._failed = self._unfinished = False  # whether --resume has something to make again, or to make at all
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
+        self._old_handlers: dict[int, Any] = {}
+        self._warned: set[str] = set()
+        self._tracker: Tracker | None = None
+        self._torn = False  # whether the last line of metrics.jsonl may be
         self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched but not fetched
         self._rows: list[dict[str, np.ndarray]] = []  # fetched but not written
         self._busy = 0.0  # seconds that the updates in _rows took
-        self._offset, self._born = 0.0, time.perf_counter()
-        self._clock = self._born
-        self._shown: dict[str, float] = {}
-        devices.together(self._open_record if self.is_main else lambda: None)
-
-    def _open_record(self) -> None:
-        self._lock = folder.lock(self.path)
-        if self.args.resume:
-            self._record = read_record(self.path, "--resume")
-            self._warn_if_edited()
-        else:
-            self._record = folder.make_record(self.args, self._script)
-            try:
-                self._write_record()
-            except OSError as error:
-                raise UsageError(f"--runs-dir {self.args.runs_dir}: cannot write there ({error.strerror})") from None
-        say(f"run: {self.path}")
-
-    def _warn_if_edited(self) -> None:
-        for name, file in self._sources().items():
-            kept = self.path / name
-            with contextlib.suppress(OSError):
-                # Empty where `lock` has just made it.
-                if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
-                    say(f"warning: {self.path} was started with another version of {file.name}; its own is {kept}")
-        theirs, ours = self._record.get("versions", {}), folder.versions()
-        if differing := [name for name in theirs if theirs[name] != ours.get(name)]:
-            there = ", ".join(f"{name} {theirs[name]}" for name in differing)
-            here = ", ".join(f"{name} {ours.get(name, 'missing')}" for name in differing)
-            say(f"warning: {self.path} was started with {there}; here are {here}: numbers may differ")
-
-    def _sources(self) -> dict[str, Path]:
-        """What a run keeps a copy of: the script, and the file of an environment that is the user's own."""
-        from common.suites import own
-
-        file = own.source(self.args.env_id)
-        return {"source.py": Path(self._script)} | ({"environment.py": file} if file else {})
-
-    def _write_record(self) -> None:
-        folder.write_json(self.path / "args.json", self._record)
-        for name, file in self._sources().items():
-            shutil.copyfile(file, self.path / name)
+        self._offset, self._clock = 0.0, time.perf_counter()
+        self._born, self._shown = self._clock, {}
+        self._script = script
+        opened = devices.together(lambda: folder.open_record(self.path, args, script) if self.is_main else (None, None))
+        self._record, self._lock = opened
 
     def note(self, key: str, value: Any) -> None:
         """Record a fact about the run (compile_s, ...) in args.json and in the summary."""
@@ -258,10 +207,11 @@ class Run:
             return state
         from common import envs
 
-        updates = devices.together(lambda: checkpoint_updates(self.checkpoints.folder))
+        updates = devices.together(lambda: checkpoint_updates(self.checkpoints))
         # Its flags are the run's own, so what differs is the code.
         hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
-        restored, update = restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False, hint=hint)
+        where = f"--resume {self.path}"
+        restored, update = checkpoints.restore_newest(self.path, updates, state, where, partial=False, hint=hint)
         note = ""
         if envs.on_host(self.args.env_id):
             restored = restored._replace(environments=state.environments)
@@ -274,15 +224,9 @@ class Run:
 
     def _go_back_to(self, update: int, updates: Sequence[int]) -> None:
         """Remove what the run has of later updates: it is made again."""
-        since = self._record.get("notes", {}).pop(NOT_FINITE, None)
-        if since is not None and since <= update:
-            self._not_finite = since
-            self.note(NOT_FINITE, since)
         try:
-            for damaged in (self.checkpoints.folder / str(u) for u in updates if u > update):
-                aside = damaged.with_suffix(".damaged")
-                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
-                damaged.rename(aside)  # or it would block the next save
+            for damaged in (self.checkpoints / str(u) for u in updates if u > update):
+                damaged.rename(f"{damaged}.damaged-{time.time_ns()}")  # or it would block the next save
             self._drop_lines_after(update)
         except OSError as error:
             raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
@@ -299,16 +243,8 @@ class Run:
                 folder.write_atomically(self.path / "metrics.jsonl", text)
 
     def __enter__(self) -> "Run":
-        args = self.args
-        if self.is_main and args.track:
-            names = ("script", "command", "git_commit", "versions", "machine")
-            config = {**self._record["args"], **{name: self._record.get(name) for name in names}}
-            settings = {
-                name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")
-            }
-            settings |= {"project": args.wandb_project_name, "config": config}
-            settings |= {"dir": str(self.path), "id": self._record["wandb_id"], "name": self.path.name}
-            self._tracker = Tracker(settings)
+        if self.is_main and self.args.track:
+            self._tracker = Tracker(self.args, self._record, self.path)
         # With several processes, JAX's own SIGTERM handler makes all agree on where to stop (see `log`).
         if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
             # Ignored signals (SIGHUP under nohup) stay ignored.
@@ -348,22 +284,25 @@ class Run:
             self._close()
 
     def _close(self) -> None:
-        newest = self.checkpoints.newest()
         self._progress.close()
         self._restore_handlers()
-        if self._file is not None:
-            self.guard("metrics.jsonl", self._file.close)
         if self._tracker is not None:
             self._tracker.close()
         if self._lock is not None:
             self._lock.close()
-        stopped = self.is_main and (self._signal is not None or self._broken)
-        if stopped and newest is not None:
-            also = ["--distributed"] if jax.process_count() > 1 else []
-            command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
-            say(f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}")
-        elif stopped:
-            say("stopped before the first checkpoint: there is nothing to go on from")
+        if self.is_main and (self._signal is not None or self._broken):
+            said = "stopped before the first checkpoint: there is nothing to go on from"
+            if newest := self._newest():
+                also = ["--distributed"] if jax.process_count() > 1 else []
+                command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
+                said = f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
+            say(said)
+
+    def _newest(self) -> Path | None:
+        with contextlib.suppress(UsageError):  # a folder that cannot be read now
+            if updates := checkpoint_updates(self.checkpoints):
+                return self.checkpoints / str(updates[-1])
+        return None
 
     def updates(self) -> Iterator[int]:
         """The updates to do, up to the last one or a stop. Before them comes an evaluation if a kill came between a
@@ -421,28 +360,27 @@ class Run:
         """Write a separate line to metrics.jsonl, in addition to those of `log`."""
         if not self.is_main:
             return
-        if self._is_gone():
-            self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
-            self.guard("args.json", self._make_again)
         seconds = round(self._offset + time.perf_counter() - self._born, 3)
         line = {"update": update, "global_step": update * self.steps_per_update, "time": seconds}
         line |= {key: plain(value) for key, value in metrics.items()}
-        self.guard("metrics.jsonl", lambda: self._append(line))
+        self.guard("args.json", self._make_again_if_deleted)
+        self.guard("metrics.jsonl", lambda: self._append(json.dumps(line, allow_nan=False)))
         if self._tracker is not None:
             self._tracker.log(line)
 
-    def _is_gone(self) -> bool:
-        """Whether the folder has been deleted. One that cannot be reached for a while may still be there."""
+    def _make_again_if_deleted(self) -> None:
         try:
             (self.path / "args.json").stat()
-        except OSError as error:
-            return isinstance(error, (FileNotFoundError, NotADirectoryError))
-        return False
+        except (FileNotFoundError, NotADirectoryError):  # not one that cannot be reached for a while
+            self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            folder.write_record(self.path, self._record, self.args, self._script)
 
-    def _make_again(self) -> None:
-        self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-        self._write_record()
-        self._file = None
+    def _append(self, line: str) -> None:
+        start, self._torn = "\n" * self._torn, True  # of a line that a full disk cut off only that one is lost
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(f"{start}{line}\n")
+        self._torn = False
 
     def _take(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
         """Wait for the pending update, keep its metrics and write them when due. `following` is pending from now on."""
@@ -461,11 +399,9 @@ class Run:
             self._write_rows()
         self._show(update, row)
         if not finite:
-            if self._not_finite is None:
-                self._not_finite = update
-                self.note(NOT_FINITE, update)
+            self._not_finite = self._not_finite or update
             if self.args.halt_on_nan:
-                raise Diverged(update, self.checkpoints.newest(), hasattr(self.args, "init_from"))
+                raise Diverged(update, self._newest(), hasattr(self.args, "init_from"))
 
     def _drain(self) -> None:
         """Write everything that was logged."""
@@ -477,14 +413,6 @@ class Run:
             speed = len(self._rows) * self.steps_per_update / max(self._busy, 1e-9)
             self.write(self.done, {"charts/SPS": int(speed), **pool(self._rows)})
             self._rows, self._busy = [], 0.0
-
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            self._file = open(self.path / "metrics.jsonl", "ab")  # noqa: SIM115 (open as long as the run)
-        start, self._torn = b"\n" * self._torn, True  # of a line that a full disk cut off only that one is lost
-        self._file.write(start + json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        self._torn = False
 
     def guard(self, what: str, write: Callable[[], Any]) -> None:
         """Write, in the first process, or warn once and go on: a full disk may cost a line or a picture, not what was
@@ -516,50 +444,29 @@ class Run:
 
     def save_if_due(self, update: int, state: Any) -> None:
         """Save a checkpoint every --checkpoint-every updates, at the last one and at a stop, which it decides. It makes
-        sure that this update's metrics are finite, so call it before the next update is dispatched. The last checkpoint
-        of a run is complete when this returns."""
+        sure that this update's metrics are finite, so call it before the next update is dispatched."""
         self._stopping = self.interrupted
         last = self._stopping or update == self.num_updates
         every = self.args.checkpoint_every
         if update == self._saved or not (last or (every > 0 and update % every == 0)):
             return
         self._drain()
+        # No other one follows the last. Whoever stops a run may not wait, and several processes would have to agree.
+        again = RETRIES if last and not self._stopping and jax.process_count() == 1 else 0
+        more = f"; trying again every {PAUSE} s, {again} times" if again else ""
         with self.aside():
-            try:
-                self.checkpoints.wait()
-            except Exception as error:  # tensorstore raises ValueError on a full disk
-                self._warn("checkpoints", f"the checkpoint before {update} could not be saved ({first_line(error)})")
-            # No other one follows. Whoever stops a run may not wait, and several processes would have to agree.
-            again = RETRIES if last and not self._stopping and jax.process_count() == 1 else 0
             for left in range(again, -1, -1):
                 try:
-                    self.checkpoints.save(update, state)
-                    self._saved = update
-                    if last:
-                        self.checkpoints.wait()
-                    self._failed = False
+                    checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
+                    self._saved, self._failed = update, False
                     break
-                except Exception as error:
-                    if self.checkpoints.has(update):  # only an old one could not be removed
-                        self._saved = update
-                        break
-                    self._saved, self._failed = self._first, last
-                    message = f"checkpoint {update} could not be saved ({first_line(error)})"
-                    more = f"; trying again every {PAUSE} s, {again} times" if again else ""
-                    self._warn("last checkpoint" if last else "checkpoints", message + more)
-                    if left == 0 or self.interrupted:
-                        break
-                    _pause(PAUSE)
-
-    def _is_saved(self, update: int) -> bool:
-        """Whether the checkpoint of this update is on disk. If not, the next update is saved."""
-        if self._saved == update:
-            try:
-                self.checkpoints.wait()
-            except Exception as error:
-                self._warn("checkpoints", f"checkpoint {update} could not be saved ({first_line(error)})")
-                self._saved = self._first
-        return self._saved == update
+                except OSError as error:
+                    self._failed = last
+                    kind = "last checkpoint" if last else "checkpoints"
+                    self._warn(kind, f"checkpoint {update} could not be saved ({first_line(error)}){more}")
+                if left == 0 or self.interrupted:
+                    break
+                _pause(PAUSE)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
@@ -571,48 +478,44 @@ class Run:
         if not due or not self.args.num_eval_episodes or update in self._evaluated:
             return {}
         with self.aside():
-            given_up = lambda: self.interrupted and self._is_saved(update)  # noqa: E731
+            given_up = lambda: self.interrupted and self._saved == update  # noqa: E731
             try:
                 scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else None
             except Exception as error:
                 if self._only:
                     raise
                 why = _raised_on_host(error) or traceback.format_exc()
-                self._given_up = self._failed = update == self.num_updates
+                self._failed = update == self.num_updates
                 then = "--resume makes it again" if self._failed else "the run goes on"
                 self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed; {then}: {why}")
                 return {}
         self._stopping |= given_up()
-        self._given_up = self.is_main and scores is None
+        self._unfinished = self.is_main and scores is None
         if scores is not None:
             self.write(update, scores)
         return scores or {}
 
     def film_if_asked(self, film: Callable[[], dict[str, Callable[[], Sequence[np.ndarray]]]]) -> None:
-        """With --capture-video, save the gifs of film(), by name, at the end of a run that was not stopped. If it was,
-        --resume makes them."""
-        if self.args.capture_video and self.is_main:
-            if self.interrupted:
-                self._given_up |= self.done == self.num_updates and not self._only
-                return
-            for name, record in film().items():
-                self._video(name, record)
-
-    def _video(self, name: str, record: Callable[[], Sequence[np.ndarray]], fps: int = 20) -> None:
-        """Write frames, uint8 [H, W, 3] each, as videos/<name>.gif, and send them to wandb. A renderer that fails costs
-        the video, not the run."""
+        """With --capture-video, save film()'s gifs, frames uint8 [H, W, 3] by name, at the end of a run that was not
+        stopped. If it was, --resume makes them. A renderer that fails costs the video, not the run."""
+        if not self.args.capture_video or not self.is_main:
+            return
+        if self.interrupted:
+            self._unfinished |= self.done == self.num_updates and not self._only
+            return
         import imageio.v3
 
-        file = self.path / "videos" / f"{name.replace('/', '-')}.gif"
-        try:
-            frames = np.stack(record())
-            file.parent.mkdir(exist_ok=True)
-            imageio.v3.imwrite(file, frames, duration=1000 / fps, loop=0)
-        except Exception as error:
-            self._warn("video", f"no video {file} ({first_line(error)})")
-            return
-        if self._tracker is not None:
-            self._tracker.video(f"videos/{name}", file)
+        for name, record in film().items():
+            file = self.path / "videos" / f"{name.replace('/', '-')}.gif"
+            try:
+                frames = np.stack(record())
+                file.parent.mkdir(exist_ok=True)
+                imageio.v3.imwrite(file, frames, duration=50, loop=0)  # ms per frame
+            except Exception as error:
+                self._warn("video", f"no video {file} ({first_line(error)})")
+            else:
+                if self._tracker is not None:
+                    self._tracker.video(f"videos/{name}", file)
 
     def measure_if_due(self, update: int, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict:
         """Add measure(*inputs) to the metrics of the update just dispatched, every --plasticity-every updates and at
@@ -630,11 +533,7 @@ class Run:
         return metrics | measured
 
     def compile(self, function: Any, *args: Any) -> Any:
-        """Compile a jitted function for these arguments if there is an update to do; record how long it took."""
-        if self._first >= self.num_updates:
-            return function
-        if self.is_main:
-            say("compiling ...")
+        """Compile a jitted function for these arguments; record how long it took."""
         began = time.perf_counter()
         compiled = function.lower(*args).compile()
         self.note("compile_s", round(time.perf_counter() - began, 1))
@@ -642,13 +541,13 @@ class Run:
 
     def finish(self) -> Path:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
-        1 if its last checkpoint could not be saved. -> the run's folder."""
+        1 if its last checkpoint or evaluation failed. -> the run's folder."""
         if self.is_main:
             from common.run import plots
 
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
-            if not (self._given_up or self._failed):
+            if not (self._unfinished or self._failed):
                 self.guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self.guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
@@ -663,7 +562,7 @@ class Run:
         return self.path
 
     def _facts(self) -> dict[str, Any]:
-        newest = self.checkpoints.newest()
+        newest = self._newest()
         return {
             "run": str(self.path),
             "checkpoint": str(newest) if newest else None,
@@ -671,16 +570,15 @@ class Run:
             "updates": self.done,
             "num_updates": self.num_updates,
             "global_step": self.done * self.steps_per_update,
-            NOT_FINITE: self._not_finite,
+            "not_finite_since_update": self._not_finite,
         }
 
     def _resources(self) -> dict[str, Any]:
         unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
         stats = [device.memory_stats() or {} for device in jax.local_devices()]
-        peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
         return {
             "wall_s": round(self._offset + time.perf_counter() - self._born, 1),
             **self._record.get("notes", {}),
             "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-            "peak_device_bytes": max(peaks) if peaks else None,
+            "peak_device_bytes": max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None,
         }

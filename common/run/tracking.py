@@ -1,13 +1,13 @@
 """What a training run reports: metrics pooled into lines, progress on the terminal, wandb."""
 
 import contextlib
+import functools
 import math
 import os
 import queue
 import re
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,60 +17,30 @@ from tqdm import tqdm
 
 # Means over all episodes or those of one kind: charts/solve_rate, charts/fresh_solve_rate, ...
 PER_EPISODE = re.compile("charts/(.+_)?(episodic_.+|solve_rate)")
-# An hour of lines at ten per second: outlasts a slow start of wandb, and leaks nothing if it never starts.
-QUEUE_SIZE = 36_000
-
-
-class GuardedStream:
-    """stdout or stderr, whose reader may go away (a `tee` that dies, a closed terminal, a full disk). From then on all
-    output is lost, but the program goes on."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, action: Any) -> None:
-        try:
-            action()
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            # Redirect the descriptor: XLA also writes there, and Python flushes it again at exit.
-            with contextlib.suppress(OSError, ValueError):
-                there, nothing = self._stream.fileno(), os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nothing, there)
-                if nothing != there:  # the same if it was closed: the next file opened gets its number
-                    os.close(nothing)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def guard_output() -> None:
-    """Make sure that writing to stdout and stderr never fails."""
-    for descriptor, name in enumerate(("stdout", "stderr"), 1):
-        stream = getattr(sys, name)
-        if stream is None:  # the descriptor was closed when Python started; the next file opened would get its number
-            stream = open(os.devnull, "w")  # noqa: SIM115 (stays open)
-            with contextlib.suppress(OSError):
-                if not _is_open(descriptor):
-                    os.dup2(stream.fileno(), descriptor)
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream of another kind, or a closed one
-            if stream.errors == "strict":  # where the encoding is ASCII, η would raise
-                stream.reconfigure(errors="backslashreplace")
-        setattr(sys, name, GuardedStream(stream))
+    """Let the program outlive the readers of stdout and stderr (a `tee` that dies, a closed terminal, a full disk):
+    what cannot be written is lost."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (closed when Python started)
+        setattr(sys, name, stream)
+        with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or a closed one
+            stream.reconfigure(errors="backslashreplace")  # where the encoding is ASCII, η would raise
+        for method in {"write", "flush"} - vars(stream).keys():
+            setattr(stream, method, functools.partial(_or_nowhere, stream, getattr(stream, method)))
 
 
-def _is_open(descriptor: int) -> bool:
+def _or_nowhere(stream: Any, method: Any, *text: str) -> Any:
     try:
-        os.fstat(descriptor)
-        return True
-    except OSError:
-        return False
+        return method(*text)
+    except (OSError, ValueError):  # ValueError: the stream is closed
+        # Redirect the descriptor: XLA also writes there, and Python flushes it again at exit.
+        with contextlib.suppress(OSError, ValueError):
+            there, nothing = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+            if nothing != there:  # the same if it was closed: the next file opened gets its number
+                os.dup2(nothing, there)
+                os.close(nothing)
 
 
 def say(message: str) -> None:
@@ -118,101 +88,80 @@ class Progress:
     """A bar on a terminal; elsewhere, as in a log file, a line every ten seconds."""
 
     def __init__(self, total: int, initial: int, visible: bool):
-        on_terminal = sys.stderr.isatty()
-        bar_format = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+        self._lines = visible and not sys.stderr.isatty()
+        file = open(os.devnull, "w") if self._lines else sys.stderr  # noqa: SIM115 (open as long as the run)
+        form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
         self._bar = tqdm(
-            total=total, initial=initial, unit=" steps", unit_scale=True, dynamic_ncols=True, bar_format=bar_format,
-            disable=not (visible and on_terminal),
+            total=total, initial=initial, unit=" steps", unit_scale=True, dynamic_ncols=True, disable=not visible,
+            bar_format=form.replace("|{bar}|", "") if self._lines else form, file=file, miniters=1,
+            mininterval=10 if self._lines else 0.1,
         )  # fmt: skip
-        self._lines = visible and not on_terminal
-        self._total, self._first, self._start = total, initial, time.perf_counter()
-        self._last = self._start
 
     def advance(self, step: int, shown: str) -> None:
         """Move to environment step `step`, and print `shown` with it."""
-        if not self._bar.disable:
-            self._bar.set_postfix_str(shown, refresh=False)
-            self._bar.update(step - self._bar.n)
-        now = time.perf_counter()
-        if self._lines and now - self._last >= 10:
-            self._last = now
-            rate = (step - self._first) / (now - self._start)
-            steps, total, speed = (tqdm.format_sizeof(x) for x in (step, self._total, rate))
-            left = tqdm.format_interval((self._total - step) / max(rate, 1e-9))
-            say(f"{100 * step // self._total:3d} %  {steps}/{total} steps, {speed} steps/s, {left} left, {shown}")
+        self._bar.set_postfix_str(shown, refresh=False)
+        if self._bar.update(step - self._bar.n) and self._lines:
+            say(str(self._bar))
 
     def close(self) -> None:
         self._bar.close()
 
 
 class Tracker:
-    """A wandb run that cannot stop or slow the training if wandb fails or hangs: everything that touches wandb,
-    including its import, happens in one daemon thread that reads a queue. `settings` are keyword arguments of
-    wandb.init."""
+    """A run of wandb's that cannot stop or slow the training if wandb fails or hangs: everything that touches it,
+    including its import, happens in one daemon thread that reads a queue. record: the run's args.json."""
 
-    def __init__(self, settings: dict[str, Any], init_timeout: float = 60.0):
-        self._settings = settings
-        self._init_timeout = init_timeout
-        self._queue: queue.Queue = queue.Queue(QUEUE_SIZE)
-        self._dead = False
-        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+    def __init__(self, args: Any, record: dict[str, Any], path: Path):
+        known = ("script", "command", "git_commit", "versions", "machine")
+        settings = {name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")}
+        settings |= {"project": args.wandb_project_name, "dir": str(path), "id": record["wandb_id"], "name": path.name}
+        settings["config"] = {**record["args"], **{name: record.get(name) for name in known}}
+        self._folder = path / "wandb" / f"*run-*-{record['wandb_id']}"
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
         self._thread.start()
 
     def log(self, line: dict[str, Any]) -> None:
         """Send one line of metrics.jsonl; its global_step is the step."""
-        self._put(("log", line))
+        if self._thread.is_alive():
+            self._queue.put(line)
 
     def video(self, key: str, file: Path) -> None:
         """Send a video file, at the step of the line before it."""
-        self._put(("video", key, file))
+        if self._thread.is_alive():
+            self._queue.put((key, file))
 
     def close(self, timeout: float = 30.0) -> None:
         """Finish the wandb run, waiting at most `timeout` seconds for it."""
-        self._put(None)
+        self._queue.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._dead = True
             # wandb would wait for itself again, without limit, when the interpreter exits. Its teardown cancels that
             # first, so begin it here, in a thread that may be left behind.
-            teardown = getattr(sys.modules.get("wandb"), "teardown", None)
-            if teardown is not None:
+            if teardown := getattr(sys.modules.get("wandb"), "teardown", None):
                 waiting = threading.Thread(target=teardown, daemon=True)
                 waiting.start()
                 waiting.join(1.0)
-            folder = Path(self._settings["dir"]) / "wandb" / f"*run-*-{self._settings['id']}"
-            say(f"wandb did not finish within {timeout:g} s and is left behind; `wandb sync {folder}` sends the rest")
+            rest = f"`wandb sync {self._folder}` sends the rest"
+            say(f"wandb did not finish within {timeout:g} s and is left behind; {rest}")
 
-    def _put(self, item: Any) -> None:
-        if self._dead:
-            return
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self._fail("it does not keep up")
-
-    def _fail(self, reason: object) -> None:
-        if not self._dead:
-            self._dead = True
-            text = " ".join(str(reason).split())
-            say(f"warning: wandb: {text[:300]}; the run goes on without it")
-
-    def _work(self) -> None:
+    def _work(self, settings: dict[str, Any]) -> None:
         try:
             import wandb
 
             # console="off": wandb's capture of the terminal garbles the progress bar.
-            options = wandb.Settings(init_timeout=self._init_timeout, console="off", silent=True)
-            run = wandb.init(**self._settings, resume="allow", settings=options)
-            step = 0
-            while (item := self._queue.get()) is not None and not self._dead:
-                if item[0] == "log":
-                    step = item[1]["global_step"]
-                    run.log(flatten(item[1]), step=step)
+            options = wandb.Settings(init_timeout=60, console="off", silent=True)
+            run, step = wandb.init(**settings, resume="allow", settings=options), 0
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, dict):
+                    step = item["global_step"]
+                    run.log(flatten(item), step=step)
                 else:
-                    run.log({item[1]: wandb.Video(str(item[2]), format="gif")}, step=step)
+                    run.log({item[0]: wandb.Video(str(item[1]), format="gif")}, step=step)
             run.finish()
         except (Exception, SystemExit) as error:  # some failures make wandb call sys.exit
-            self._fail(error or type(error).__name__)
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            say(f"warning: wandb: {said}; the run goes on without it")
 
 
 def flatten(line: dict[str, Any]) -> dict[str, float]:

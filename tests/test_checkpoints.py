@@ -1,0 +1,202 @@
+"""Checkpoints: what is saved comes back to the bit, is complete or absent, and is never taken when it is damaged."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
+from test_runs import Args, initial_state, metrics_of, same, train
+
+from common.run import checkpoints, devices
+from common.run.arguments import UsageError, read_record
+from common.run.checkpoints import (
+    check_learner,
+    checkpoint_updates,
+    find_checkpoint,
+    load_learner,
+    restore_newest,
+    save,
+)
+
+
+@pytest.fixture
+def args(tmp_path):
+    return Args(runs_dir=str(tmp_path / "runs"))
+
+
+class Bare(NamedTuple):
+    """Without fields."""
+
+
+@struct.dataclass
+class Empty:
+    """Without fields."""
+
+
+def test_all_kinds_of_arrays_come_back_to_where_they_were(tmp_path):
+    """Keys, several kinds of numbers, and empty parts, as environments have them: MJX has arrays of size 0, xminigrid a
+    dataclass without fields."""
+    mesh = jax.make_mesh((4,), ("device",), devices=jax.devices()[:4])
+    split, whole = NamedSharding(mesh, PartitionSpec(None, "device")), NamedSharding(mesh, PartitionSpec())
+    state = {
+        "keys": jax.device_put(jax.random.split(jax.random.key(3), (2, 8)), split),
+        "key": jax.device_put(jax.random.key(4, impl="rbg"), whole),
+        "env": jax.device_put(jnp.arange(32.0).reshape(2, 8, 2), split),
+        "flags": jnp.array([True, False]),
+        "half": jnp.array([1.5, -2.5], jnp.bfloat16),
+        "parts": [Empty(), (Empty(), jnp.ones(2)), None, (None, None), (), {}, Bare(), jnp.zeros((2, 0), int)],
+    }
+    save(tmp_path / "checkpoints", 1, state)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    back = restore_newest(tmp_path, [1], like, "", partial=False)[0]
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    same(state, back)
+    assert jax.tree.all(jax.tree.map(lambda x, y: x.sharding == y.sharding and x.dtype == y.dtype, state, back))
+    assert jax.random.key_impl(back["key"]) == "rbg"
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES = {"truncated": truncate, "deleted": Path.unlink, "emptied": lambda file: file.write_bytes(b"")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_named_and_the_one_before_used(args, damage, capsys):
+    """However often."""
+    straight, state = train(args)
+    path, _ = train(dataclasses.replace(args, checkpoint_every=3), stop_after=6)
+    for stop_after in (6, None):
+        DAMAGES[damage](path / "checkpoints/6/0-of-1.npz")
+        _, resumed_state = train(Args(resume=str(path)), stop_after)
+        assert f"checkpoint {path / 'checkpoints/6'} is damaged" in capsys.readouterr().err
+    same(state, resumed_state)
+    assert metrics_of(straight) == metrics_of(path)
+    assert checkpoint_updates(path / "checkpoints") == [3, 6, 9, 10]
+    DAMAGES[damage](path / "checkpoints/10/0-of-1.npz")
+    with pytest.raises(UsageError, match="--resume x: no intact checkpoint among updates 10"):
+        restore_newest(path, [10], initial_state(), "--resume x", partial=False)
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path):
+    """Whatever is read is what was written; most flips make it unreadable."""
+    state = {"a": jnp.arange(5.0), "keys": jax.random.split(jax.random.key(0), 3), "n": jnp.int32(7)}
+    save(tmp_path / "checkpoints", 1, state)
+    (file,) = (tmp_path / "checkpoints/1").iterdir()
+    intact, unnoticed = file.read_bytes(), 0
+    same(restore_newest(tmp_path, [1], state, "", partial=False)[0], state)
+    for at in range(0, len(intact), 3):
+        flipped = bytearray(intact)
+        flipped[at] ^= 1 << (at % 8)
+        file.write_bytes(flipped)
+        try:
+            same(restore_newest(tmp_path, [1], state, "", partial=False)[0], state)
+            unnoticed += 1  # it was of no consequence, such as in the date of a file
+        except UsageError as error:
+            assert "no intact checkpoint" in str(error)
+    assert unnoticed < 0.5 * len(range(0, len(intact), 3))
+
+
+def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
+    """A process may be killed at any time, and a disk may be full."""
+    folder, state = tmp_path / "checkpoints", {"x": jnp.zeros(3)}
+    save(folder, 1, state)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, name, killed)
+            save(folder, 2, state)
+        assert checkpoint_updates(folder) == [1] and (folder / "part").exists()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+        save(folder, 2, state)
+    for update in (2, 3, 4):
+        save(folder, update, state, keep=2)
+    assert checkpoint_updates(folder) == [3, 4] and len(list(folder.iterdir())) == 2
+
+
+def test_a_process_whose_part_is_missing_is_noticed(tmp_path):
+    save(tmp_path / "checkpoints", 1, {"x": jnp.zeros(3)})
+    (file,) = (tmp_path / "checkpoints/1").iterdir()
+    file.rename(file.with_name("0-of-2.npz"))
+    with pytest.raises(UsageError, match="no intact checkpoint"):
+        restore_newest(tmp_path, [1], {"x": jnp.zeros(3)}, "", partial=False)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")])
+def test_a_checkpoint_for_which_memory_is_lacking_is_not_called_damaged(error, tmp_path, capsys, monkeypatch):
+    save(tmp_path / "checkpoints", 2, initial_state())
+    monkeypatch.setattr(checkpoints, "_read", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(UsageError, match=r"--resume x: not enough memory to read checkpoint .*/checkpoints/2"):
+        restore_newest(tmp_path, [2], initial_state(), "--resume x", partial=False)
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_processes_that_have_read_different_checkpoints_stop(tmp_path, monkeypatch):
+    save(tmp_path / "checkpoints", 2, initial_state())
+    monkeypatch.setattr(devices, "share", lambda text: [text, text and "1"])
+    with pytest.raises(UsageError, match="--resume x: the processes have read checkpoints 2, 1, must be one"):
+        restore_newest(tmp_path, [2], initial_state(), "--resume x", partial=False)
+
+
+def test_a_folder_whose_name_ends_like_a_checkpoint_is_found(args):
+    path, _ = train(dataclasses.replace(args, checkpoint_every=1), stop_after=2)
+    assert find_checkpoint(f"{path}@1") == (path, read_record(path, ""), [1])
+    other = path.rename(path.with_name("x@1"))
+    assert find_checkpoint(str(other))[::2] == (other, [1, 2]) and find_checkpoint(f"{other}@2")[::2] == (other, [2])
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_one_line(monkeypatch):
+    monkeypatch.setattr(os, "listdir", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(UsageError, match=r"checkpoints: cannot be read \(Permission denied\)"):
+        checkpoint_updates(Path("runs/x/checkpoints"))
+
+
+class Learner(NamedTuple):
+    params: dict
+    proximal: dict | None = None
+
+
+class Learning(NamedTuple):
+    learner: Learner
+
+
+def test_load_learner_and_its_usage_errors(args):
+    path, _ = train(dataclasses.replace(args, learning_rate=0.5), stop_after=1)
+    learners = [Learner({"kernel": jnp.full((4, 3), float(i))}) for i in range(3)]
+    for update in (1, 2):
+        save(path / "checkpoints", update, Learning(learners[update]))
+    like = learners[0]
+    for source, learner in ((str(path), learners[2]), (f"{path}@1", learners[1])):
+        check_learner(Args(init_from=source), jax.eval_shape(lambda: like), ("hidden_sizes",))
+        same(load_learner(Args(init_from=source), like), learner)
+
+    def refused(source, match, like=like, **flags):
+        """From shapes alone, so before anything is compiled."""
+        with pytest.raises(UsageError, match=match):
+            check_learner(Args(init_from=source, **flags), jax.eval_shape(lambda: like), ("hidden_sizes",))
+
+    refused("nowhere", "--init-from nowhere: not the folder of a run")
+    refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 1, 2")
+    refused(str(path), "was trained with --hidden-sizes .*, which cannot change", hidden_sizes=(3,))
+    shapes = r"learner/params/kernel is \(4, 3\) there, \(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
+    refused(str(path), shapes, Learner({"kernel": jnp.zeros((5, 3))}))
+    refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
+    refused(str(path), "kernel is float32 there, int32 here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
+    both = Learner(like.params, proximal=Learner({"kernel": jnp.zeros((4, 3))}))
+    refused(str(path), "learner/proximal/params/kernel is missing there", both)
+    check_learner(Args(init_from=str(path)), jax.eval_shape(lambda: both), (), may_lack="proximal")
+    lacking = load_learner(Args(init_from=str(path)), both, may_lack="proximal")
+    assert (lacking.params["kernel"] == 2).all()
+    same(lacking.proximal.params, lacking.params)
+    DAMAGES["deleted"](path / "checkpoints/1/0-of-1.npz")
+    refused(f"{path}@1", "no intact checkpoint among updates 1")

@@ -1,0 +1,176 @@
+"""The numbers and the picture of a run, from made-up metrics."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from test_runs import Args
+
+from common.run import plots
+
+
+def make_run(folder, name, seeds=3, **changed):
+    """A finished run with made-up metrics."""
+    path = folder / name
+    path.mkdir(parents=True)
+    given = dataclasses.asdict(Args(num_seeds=seeds, run_name=name, **changed))
+    (path / "args.json").write_text(json.dumps({"args": given, "script": "ppo"}))
+    noise = np.random.default_rng(len(name))
+    with open(path / "metrics.jsonl", "w") as file:
+        for update in range(1, 201):
+            level = 100 * (1 - np.exp(-update / (60 * given["learning_rate"] / 0.1)))
+            values = [None if update < 3 else x for x in level + noise.normal(0, 6, seeds)]
+            line = {"update": update, "global_step": update * 65536, "time": update, "charts/SPS": 10**6}
+            line |= {"charts/episodic_return": values, "outer/kl": list(0.01 + 0.002 * noise.random(seeds))}
+            file.write(json.dumps({**line, "outer/grad_norm": list(0.5 + 0.1 * noise.random(seeds))}) + "\n")
+    return path
+
+
+def test_a_title_says_what_is_drawn_of_how_many_seeds():
+    record = {"args": {"env_id": "Toy-v0"}, "script": "ppo"}
+
+    def title(*counts):
+        lines = [[{"global_step": 1, "charts/episodic_return": [1.0] * count}] for count in counts]
+        return plots._title([record], lines)
+
+    assert title(1) == title(2, 3) == "ppo on Toy-v0"
+    assert title(5) == "ppo on Toy-v0, median and each of 5 seeds"
+    assert title(6) == "ppo on Toy-v0, mean and 95 % interval of 6 seeds"
+
+
+def drawn(key, *values):
+    """The axes on which two lines with these values, one per seed, have been drawn."""
+    axes = Figure().add_subplot()
+    lines = [{"global_step": step, key: list(values), "eval/episodic_return": list(values)} for step in (1, 2)]
+    plots._draw_run(axes, lines, key, 0, 1, "black", "x")
+    return axes
+
+
+def test_an_interval_of_a_kl_is_never_below_0():
+    """The mean of 0.001, 0.01 and 0.1 is 0.01 on a logarithmic axis. A KL of 0 has no place there."""
+    for values in ([1e-3, 0.01, 0.1] * 2, [1e-3, 0.0, 0.01, 0.1] * 2):
+        axes = drawn("outer/kl", *values)
+        (mean,), (band,) = axes.lines, axes.collections
+        np.testing.assert_allclose(mean.get_ydata(), 0.01)
+        assert 0 < band.get_paths()[0].vertices[:, 1].min() < 0.01
+
+
+@pytest.mark.parametrize(
+    "key,values,median",
+    [
+        ("charts/episodic_return", [5.0, 1.0, 30.0], 5.0),
+        ("charts/episodic_return", [5.0, None, 1.0, 30.0], 5.0),
+        ("outer/kl", [1e-3, 0.1], 0.01),  # half-way on a logarithmic axis
+        ("outer/kl", [1e-3, 0.0, 0.1], 0.01),
+        ("charts/episodic_return", [7.0], 7.0),
+    ],
+)
+def test_of_few_seeds_each_is_drawn_and_their_median(key, values, median):
+    axes = drawn(key, *values)
+    evaluations = sum(line.get_marker() == "o" for line in axes.lines)
+    *seeds, middle = (line.get_ydata()[0] for line in axes.lines if line.get_marker() != "o")
+    assert not axes.collections and middle == pytest.approx(median)
+    positive = [value or np.nan for value in values]
+    assert seeds == pytest.approx(positive if len(values) > 1 else [], nan_ok=True)
+    assert evaluations == (len(values) if key == "charts/episodic_return" else 0)
+
+
+def test_runs_are_labelled_by_the_flags_in_which_they_differ(tmp_path):
+    paths = [make_run(tmp_path, "a", hidden_sizes=(64, 64)), make_run(tmp_path, "bb", learning_rate=0.05)]
+    records = [json.loads((path / "args.json").read_text()) for path in paths]
+    assert plots.labels(records, paths) == [
+        "hidden_sizes = [64, 64], learning_rate = 0.1", "hidden_sizes = [8, 8], learning_rate = 0.05"
+    ]  # fmt: skip
+    assert plots.labels([records[0]] * 2, paths) == ["a", "bb"]
+    assert plots.labels([records[0]] * 2, ["x/a", "y/a"]) == ["x/a", "y/a"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "args.json").write_text((paths[0] / "args.json").read_text())
+    assert plots.draw(paths[:1], tmp_path / "one.png", keys=["charts/SPS"])
+    assert not plots.draw([empty], tmp_path / "empty.png")
+
+
+def test_lines_that_were_cut_off_are_left_out(tmp_path):
+    path = make_run(tmp_path, "a", seeds=2)
+    whole = plots.read_lines(path)
+    text = (path / "metrics.jsonl").read_text().splitlines()
+    odd = ['{"update": 7}', "[1]", "null", '{"update": 3, "glo', "\x00"]
+    (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
+    assert plots.read_lines(path) == whole
+    assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
+
+
+def test_the_table_reads_a_plateau(tmp_path):
+    """Beside the return, of the last tenth: KL, data per divergence, entropy, explained variance."""
+    path = make_run(tmp_path, "a", seeds=2)
+    lines = plots.read_lines(path)
+    keys = {"outer/kl": "kl", "outer/ddr": "ddr", "losses/entropy": "entropy"}
+    keys["losses/explained_variance"] = "explained_variance"
+    for i, line in enumerate(lines):
+        line |= {key: [float(i), float(i + 2)] for key in keys}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = plots.table(plots.summarize(path))
+    for name in keys.values():  # lines 180 to 199: the mean of both seeds is 190.5
+        assert re.search(rf"^final_{name} +190.5 ± ", text, re.M), text
+
+
+def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):
+    """The commands are in a process of their own but once in this one."""
+    runs = [str(make_run(tmp_path, "a")), str(make_run(tmp_path, "bb", learning_rate=0.05))]
+    out = tmp_path / "out.png"
+    command = [sys.executable, "-m", "common.run.plots", *runs, "--keys", "charts/SPS", "outer/kl", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0 and done.stdout == f"{out}\n", done.stderr
+    height, width, _ = matplotlib.image.imread(out).shape
+    assert width > 1.5 * height > 600
+    for flags, said in (
+        ((runs[:1], tmp_path / "no/out.png"), "--out .*/no/out.png: cannot be written .*No such file"),
+        ((runs[:1], tmp_path / "out.what"), "--out .*/out.what: cannot be written"),
+        ((runs[:1], out, ("outer/kk",)), "--keys outer/kk: none of the runs has it; they have charts/SPS"),
+        (([str(tmp_path)],), "not the folder of a run"),
+        (((),), "no run given"),
+    ):
+        with pytest.raises(plots.UsageError, match=said):
+            plots.main(tuple(map(Path, flags[0])), *flags[1:])
+
+
+def test_summary_numbers(tmp_path):
+    values = np.array([[1.0, 2.0, 4.0], [np.nan, 5.0, np.nan]])
+    mean, width = plots.mean_and_ci(values)
+    np.testing.assert_allclose(mean, [7 / 3, 5])
+    # t(0.975, 2 degrees) = 4.3027; standard deviation 1.5275
+    np.testing.assert_allclose(width, [4.3027 * 1.5275 / 3**0.5, np.nan], rtol=1e-4)
+    summary = plots.summarize(make_run(tmp_path, "a"))
+    assert 85 < summary["final_return"]["mean"] < 105 and len(summary["final_return"]["seeds"]) == 3
+    assert summary["final_return"]["ci95"] > 0 and summary["steps_per_second"] == 10**6
+    np.testing.assert_allclose(plots.running_mean(np.array([[1.0], [np.nan], [3.0], [5.0]]), 3)[:, 0], [1, 2, 4, 4])
+    np.testing.assert_array_equal(plots.running_mean(np.array([[1.0], [np.nan], [3.0]]), 1)[:, 0], [1, np.nan, 3])
+
+
+def test_a_negative_ratio_of_an_older_run_is_none():
+    """A seed's, or a whole line's. Other keys keep theirs."""
+    lines = [
+        {"global_step": i, "outer/ddr": x, "outer/own_gain": x} for i, x in enumerate(([1.0, -1e12], [-2.0, None]))
+    ]
+    steps, values = plots.series(lines, "outer/ddr")
+    assert steps.tolist() == [0]
+    np.testing.assert_array_equal(values, [[1.0, np.nan]])
+    np.testing.assert_array_equal(plots.series(lines, "outer/own_gain")[1], [[1.0, -1e12], [-2.0, np.nan]])
+
+
+def test_final_numbers_are_those_of_the_last_tenth(tmp_path):
+    """The ratio is known of the second line alone, the return of every other one."""
+    rows = [{"outer/kl": 0.0, "outer/ddr": 5.0 if i == 1 else None} for i in range(40)]
+    rows = [row | {"charts/episodic_return": float(i) if i % 2 else None} for i, row in enumerate(rows)]
+    text = [json.dumps({"update": i + 1, "global_step": 10 * (i + 1), **row}) for i, row in enumerate(rows)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(text))
+    summary = plots.summarize(tmp_path)
+    assert summary["final_kl"] == {"mean": 0.0} and "final_ddr" not in summary
+    assert summary["final_return"] == {"mean": 38.0}
