@@ -385,7 +385,7 @@ def test_pictures(suite):
     env = short(suite, 2)
     state, _ = jax.jit(env.reset)(jax.random.key(0))
     one, other = (jax.device_get(jax.tree.map(lambda x, i=i: x[i], state.inner)) for i in range(2))
-    pictures = env.frames([one, other, one])
+    pictures = env.suite.frames([one, other, one])
     assert env.suite.can_draw and pictures[0].dtype == np.uint8 and pictures[0].ndim == 3
     assert pictures[0].shape[-1] == 3 and len(np.unique(pictures[0])) > 3
     assert (pictures[0] == pictures[2]).all() and (pictures[0] != pictures[1]).any()
