@@ -13,6 +13,7 @@ class Discrete(NamedTuple):
     """One or more categorical choices; actions are int32 [D] with 0 <= action[d] < nvec[d]."""
 
     nvec: tuple[int, ...]
+    dtype = jnp.int32
 
     def sample(self, key: jax.Array, num: int) -> jax.Array:
         """Actions [num, D], all equally likely."""
@@ -24,6 +25,7 @@ class Box(NamedTuple):
 
     low: np.ndarray
     high: np.ndarray
+    dtype = jnp.float32
 
     def sample(self, key: jax.Array, num: int) -> jax.Array:
         """Actions [num, D], uniform between the bounds. One that is infinite, or beyond a million, is taken to be two
@@ -66,20 +68,16 @@ class Categorical:
         return jnp.exp(jnp.concatenate(self._log_probs(), axis=-1))
 
     def sample(self, key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, len(self.nvec))
-        choices = [jax.random.categorical(k, part) for k, part in zip(keys, self._log_probs(), strict=True)]
-        return jnp.stack(choices, axis=-1)
+        parts = zip(jax.random.split(key, len(self.nvec)), self._log_probs(), strict=True)
+        return jnp.stack([jax.random.categorical(*part) for part in parts], axis=-1)
 
     def mode(self) -> jax.Array:
         return jnp.stack([part.argmax(-1) for part in self._log_probs()], axis=-1)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         # A comparison, not an index, whose gradient would be a scatter: slow on a CPU and one more program of a GPU.
-        chosen = [
-            jnp.where(action[..., d, None] == jnp.arange(part.shape[-1]), part, 0.0).sum(-1)
-            for d, part in enumerate(self._log_probs())
-        ]
-        return sum(chosen)
+        parts = enumerate(self._log_probs())
+        return sum(jnp.where(action[..., d, None] == jnp.arange(x.shape[-1]), x, 0.0).sum(-1) for d, x in parts)
 
     def entropy(self) -> jax.Array:
         return sum(-(jnp.exp(part) * part).sum(-1) for part in self._log_probs())
@@ -131,14 +129,10 @@ def bounded(x: jax.Array, low: float, high: float) -> jax.Array:
     return jnp.clip(x, low, high)
 
 
-def _bounded_forward(x: jax.Array, low: float, high: float) -> tuple[jax.Array, jax.Array]:
-    return jnp.clip(x, low, high), x
-
-
 def _bounded_backward(low: float, high: float, x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
     # A descent step moves against the gradient.
     outwards = ((x <= low) & (slope > 0)) | ((x >= high) & (slope < 0))
     return (jnp.where(outwards, 0.0, slope),)
 
 
-bounded.defvjp(_bounded_forward, _bounded_backward)
+bounded.defvjp(lambda x, low, high: (jnp.clip(x, low, high), x), _bounded_backward)

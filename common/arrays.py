@@ -23,13 +23,8 @@ class Bits:
 
 def pack(tree: Any) -> Any:
     """Pack booleans [B, *shape] -> Bits, in an array or a whole pytree. All else stays the same."""
-
-    def leaf(x: jax.Array) -> Any:
-        if x.dtype != bool:
-            return x
-        return Bits(jnp.packbits(x.reshape(x.shape[0], -1), axis=-1), x.shape[1:])
-
-    return jax.tree.map(leaf, tree)
+    packed = lambda x: Bits(jnp.packbits(x.reshape(x.shape[0], -1), axis=-1), x.shape[1:])  # noqa: E731
+    return jax.tree.map(lambda x: packed(x) if x.dtype == bool else x, tree)
 
 
 def unpack(tree: Any) -> Any:
@@ -53,9 +48,8 @@ def random_permutation(key: jax.Array, n: int) -> Callable[[jax.Array], jax.Arra
     downwards; random odd factors and summands make every round different. If n is not a power of two, positions that
     land at n or beyond are mixed again until they land below it, which still hits every number below n once.
 
-    It does not draw from all n! permutations. Tests cannot tell where single numbers and pairs of neighbours land from
-    chance, at any n. They can for triples of neighbours up to n = 16 (chi^2 / df 1.48 at 16), sizes that no minibatch
-    has.
+    It does not draw from all n! permutations, but tests cannot tell where single numbers and pairs of neighbours land
+    from chance. They can for triples of neighbours up to n = 16 (chi^2 / df 1.48 at 16); no minibatch is so small.
     """
     assert 0 < n <= 2**31, n
     bits = max(1, (n - 1).bit_length())
@@ -95,86 +89,64 @@ def gather_rows(tree: Any, size: int) -> Any:
     return jax.tree.map(leaf, tree)
 
 
-@jax.custom_vjp
-def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _product_forward(x, kernel)[0]
-
-
 def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jax.lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    rounded = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    return _dot(*rounded, (1, 0)), rounded
+def _rounding(forward: Callable, backward: Callable, keep: Callable = lambda x: x) -> Callable:
+    """A product (dtype, x, y) whose factors, and those of both gradients, are rounded to dtype; sums are in float32.
+
+    forward(x, y) -> product; backward(x, y, its gradient) -> gradients; keep: of what is rounded.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def product(dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return rounded(dtype, x, y)[0]
+
+    def rounded(dtype: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        factors = keep((x.astype(dtype), y.astype(dtype)))
+        return forward(*factors), factors
+
+    product.defvjp(rounded, lambda dtype, factors, slope: backward(*factors, keep(slope.astype(dtype))))
+    return product
 
 
-def _product_backward(rounded: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), slope = rounded, slope.astype(jnp.bfloat16)
-    return _dot(slope, kernel, (1, 1)), _dot(x, slope, (0, 0))
-
-
-_product.defvjp(_product_forward, _product_backward)
+_product = _rounding(
+    lambda x, y: _dot(x, y, (1, 0)), lambda x, y, slope: (_dot(slope, y, (1, 1)), _dot(x, slope, (0, 0)))
+)
 
 
 def bfloat16_dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, **_: Any) -> jax.Array:
-    """flax's dot_general of a Dense layer, [..., i] x [i, o] -> [..., o]: factors, and those of both gradients, rounded
-    to bfloat16; sums in float32."""
+    """flax's dot_general of a Dense layer, [..., i] x [i, o] -> [..., o], with factors in bfloat16."""
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), dimension_numbers
-    return _product(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+    return _product(jnp.bfloat16, x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 PRODUCTS = {"float32": None, "bfloat16": bfloat16_dot_general}  # what flax's Dense takes as dot_general
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product_of_columns(dtype: Any, kernel: jax.Array, x: jax.Array) -> jax.Array:
-    """A layer whose batch comes last: kernel [i, o], x [i, n] -> [o, n]. Factors, and those of both gradients, rounded
-    to dtype; sums in float32."""
-    return _columns_forward(dtype, kernel, x)[0]
-
-
-def _columns_forward(dtype: Any, kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # Computed before the products: XLA:GPU would make a kernel's gradient and what it is made of one program, and
-    # refuses some of these ("contracting dimension is too fragmented").
-    rounded = kernel, x = jax.lax.optimization_barrier((kernel.astype(dtype), x.astype(dtype)))
-    # XLA:CPU is twice as fast at bfloat16 with a copy of the kernel, which is small, as with a transposed factor.
-    return _dot(jax.lax.optimization_barrier(kernel.T), x, (1, 0)), rounded
-
-
-def _columns_backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, ...]:
-    (kernel, x), slope = rounded, jax.lax.optimization_barrier(slope.astype(dtype))
-    return _dot(x, slope, (1, 1)), _dot(kernel, slope, (1, 0))
-
-
-product_of_columns.defvjp(_columns_forward, _columns_backward)
+# (dtype, kernel [i, o], x [i, n]) -> [o, n]: a layer whose batch comes last. XLA:CPU is twice as fast at bfloat16 with
+# a copy of the kernel, which is small, as with a transposed factor. Factors are computed before the products: XLA:GPU
+# would make a kernel's gradient and what it is made of one program, and refuses some ("contracting dimension is too
+# fragmented").
+product_of_columns = _rounding(
+    lambda kernel, x: _dot(jax.lax.optimization_barrier(kernel.T), x, (1, 0)),
+    lambda kernel, x, slope: (_dot(x, slope, (1, 1)), _dot(kernel, slope, (1, 0))),
+    keep=jax.lax.optimization_barrier,
+)
 
 
 # In a loop XLA:CPU computes the gradients of lax.conv_general_dilated without matrix products: a Nature CNN learnt 50
 # times as slowly.
-def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _convolve(x: jax.Array, kernel: jax.Array, axes: tuple[str, str, str] = ("NHWC", "HWIO", "NHWC")) -> jax.Array:
     """Without stride and padding. x [B, H, W, I], kernel [h, w, I, O] -> [B, H - h + 1, W - w + 1, O]."""
-    dimensions = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), "VALID", dimension_numbers=dimensions, preferred_element_type=jnp.float32
+        x, kernel, (1, 1), "VALID", dimension_numbers=axes, preferred_element_type=jnp.float32
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv(dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`_convolve` with factors, and those of both gradients, rounded to dtype; sums in float32."""
-    return _conv_forward(dtype, x, kernel)[0]
-
-
-def _conv_forward(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    rounded = x.astype(dtype), kernel.astype(dtype)
-    return _convolve(*rounded), rounded
-
-
-def _conv_backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), slope = rounded, slope.astype(dtype)
+def _convolve_backward(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradient of x is a convolution, too: of the padded slope with the kernel turned round."""
     height, width = kernel.shape[:2]
-    # The gradient of x is a convolution, too: of the padded slope with the kernel turned round.
     padding = ((0, 0), (height - 1, height - 1), (width - 1, width - 1), (0, 0))
     x_slope = _convolve(jnp.pad(slope, padding), kernel[::-1, ::-1].swapaxes(2, 3))
 
@@ -182,16 +154,11 @@ def _conv_backward(dtype: Any, rounded: tuple[jax.Array, jax.Array], slope: jax.
         """The gradient of the kernel in the one layout that XLA:CPU computes by matrix products."""
         return _convolve(x.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3)).transpose(1, 2, 0, 3)
 
-    def convolution(x: jax.Array, slope: jax.Array) -> jax.Array:
-        batch_last = ("CHWN", "IHWO", "HWNC")
-        return jax.lax.conv_general_dilated(
-            x, slope, (1, 1), "VALID", dimension_numbers=batch_last, preferred_element_type=jnp.float32
-        )
-
-    return x_slope, jax.lax.platform_dependent(x, slope, cpu=on_cpus, default=convolution)
+    batch_last = partial(_convolve, axes=("CHWN", "IHWO", "HWNC"))
+    return x_slope, jax.lax.platform_dependent(x, slope, cpu=on_cpus, default=batch_last)
 
 
-_conv.defvjp(_conv_forward, _conv_backward)
+_conv = _rounding(_convolve, _convolve_backward)
 
 
 def _blocks(x: jax.Array, size: int) -> jax.Array:

@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import envs
+from common.envs import copies
 from common.run.arguments import UsageError
 from common.run.tracking import say
+from common.vector import Episode, VectorEnv, where
 
 LONGEST = 2**17  # steps after which an episode of an evaluation counts as it is; Craftax's own limit is 100,000
+MAX_FRAMES = 1000  # of a recorded episode
 PIECE = 128  # steps of an evaluation between which it can be given up
 
-# obs [N, ...], key -> actions [N, D]; of a policy with a memory: obs, key, memory -> actions, memory
-Act = Callable[..., Any]
+# obs [N, ...], key, memory -> actions [N, D], memory. None is the memory of a policy without one.
+Act = Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]]
 
 
 class Game(NamedTuple):
@@ -27,50 +29,48 @@ class Game(NamedTuple):
     env_state: Any
     obs: jax.Array
     memory: Any
-    first: envs.Episode  # [N], the episodes so far
+    first: Episode  # [N], the episodes so far
 
 
-def start(env: envs.VectorEnv, key: jax.Array, memory: Any = None) -> Game:
-    """If the suite has a fixed set of levels, episode i is played on level i % num_levels. memory: of an `act` that has
-    one, before the first step."""
-    key, reset_key = jax.random.split(key)
-    env_state, obs = env.reset_to(reset_key, jnp.arange(env.num_envs) % (env.suite.num_levels or env.num_envs))
-    nothing = envs.Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+def new_game(key: jax.Array, env_state: Any, obs: Any, memory: Any) -> Game:
+    num_envs = jax.tree.leaves(obs)[0].shape[0]
+    nothing = Episode(*(jnp.zeros(num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
     return Game(key, jnp.int32(0), env_state, obs, memory, nothing)
 
 
-def go_on(env: envs.VectorEnv, act: Act, game: Game, until: int | jax.Array) -> Game:
+def start(env: VectorEnv, key: jax.Array, memory: Any = None) -> Game:
+    """If the suite has a fixed set of levels, episode i is played on level i % num_levels. memory: before the first
+    step."""
+    key, reset_key = jax.random.split(key)
+    levels = jnp.arange(env.num_envs) % (env.suite.num_levels or env.num_envs)
+    return new_game(key, *env.reset_to(reset_key, levels), memory)
+
+
+def step(env: VectorEnv, act: Act, game: Game) -> Game:
+    """Take a step in every environment. Only its first episode counts."""
+    key, action_key, env_key = jax.random.split(game.key, 3)
+    action, memory = act(game.obs, action_key, game.memory)
+    env_state, out = env.step(env_key, game.env_state, action)
+    if memory is not None:  # it ends with what training takes for an episode, such as a life
+        memory = memory._replace(reset=out.terminated | out.truncated)
+    first = where(game.first.done, game.first, out.episode)
+    return Game(key, game.time + 1, env_state, out.obs, memory, first)
+
+
+def go_on(env: VectorEnv, act: Act, game: Game, until: int | jax.Array) -> Game:
     """Take steps up to this one, or until all first episodes have ended.
 
     Taking the episodes that end within some time would over-represent short ones.
     """
-
-    def step(game: Game) -> Game:
-        key, action_key, env_key = jax.random.split(game.key, 3)
-        action, memory = _act(act, game.obs, action_key, game.memory)
-        env_state, out = env.step(env_key, game.env_state, action)
-        memory = _after(memory, out)
-        first = envs.where(game.first.done, game.first, out.episode)
-        return Game(key, game.time + 1, env_state, out.obs, memory, first)
-
-    return jax.lax.while_loop(lambda game: ~game.first.done.all() & (game.time < until), step, game)
+    running = lambda game: ~game.first.done.all() & (game.time < until)  # noqa: E731
+    return jax.lax.while_loop(running, partial(step, env, act), game)
 
 
-def play(suite: Any, num_episodes: int, act: Act, key: jax.Array, memory: Any = None) -> envs.Episode:
+def play(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> Episode:
     """Play `num_episodes` episodes, each in its own environment, as `start` says, for LONGEST steps at most. -> their
     statistics [num_episodes]."""
-    env = envs.copies(suite, num_episodes, auto_reset=False)
-    return go_on(env, act, start(env, key, memory), LONGEST).first
-
-
-def _act(act: Act, obs: jax.Array, key: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-    """-> actions, memory; None stays None."""
-    return (act(obs, key), None) if memory is None else act(obs, key, memory)
-
-
-def _after(memory: Any, out: envs.Step) -> Any:
-    """What is remembered after a step. It ends with what training takes for an episode, such as a life."""
-    return memory if memory is None else memory._replace(reset=out.terminated | out.truncated)
+    env = copies(suite, num_episodes, auto_reset=False)
+    return go_on(env, act, start(env, key), LONGEST).first
 
 
 class Player:
@@ -91,7 +91,7 @@ class Player:
         keys = [jax.random.fold_in(jax.random.key(args.seed + i), 2**31 - 1) for i in range(args.num_seeds)]
         self._key = jnp.stack(keys) if self._many else keys[0]  # each seed plays as it would by itself
         num_levels = suite.num_levels or 1  # each is played equally often
-        self._env = envs.copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
+        self._env = copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
         self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, donate=1)
 
     def _jit(self, function: Callable[..., Any], donate: int | None = None) -> Callable[..., Any]:
@@ -99,11 +99,13 @@ class Player:
         reuse."""
         return jax.jit(jax.vmap(function, (0, 0, None)) if self._many else function, donate_argnums=donate)
 
-    def _act(self, learner: Any, obs: jax.Array, key: jax.Array, *memory: Any) -> Any:
-        """The most probable action with --eval-deterministic, else a sampled one. obs [N, ...] -> [N, D], as an Act."""
-        dist, *memory = self._policy(learner, obs, *memory) if memory else (self._policy(learner, obs),)
-        action = dist.mode() if self._args.eval_deterministic else dist.sample(key)
-        return (action, *memory) if memory else action
+    def _act(self, learner: Any, obs: jax.Array, key: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """An Act: the most probable action with --eval-deterministic, else a sampled one."""
+        if memory is None:
+            dist = self._policy(learner, obs)
+        else:
+            dist, memory = self._policy(learner, obs, memory)
+        return dist.mode() if self._args.eval_deterministic else dist.sample(key), memory
 
     def _started(self, learner: Any, key: jax.Array, update: jax.Array) -> Game:
         return start(self._env, jax.random.fold_in(key, update), self._memory(self._env.num_envs))
@@ -133,15 +135,11 @@ class Player:
 
     def film(self, state: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
         """One episode of the (first) state.learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
+        return {"final_policy": lambda: record(self._suite, [None], *self._first(state.learner), self._memory(1))[0]}
 
-        def pictures() -> list[np.ndarray]:
-            return record(self._suite, [None], *self._first(state.learner), self._memory(1))[0]
-
-        return {"final_policy": pictures}
-
-    def _one(self, learner: Any) -> Any:
-        learner = on_one_device(learner)
-        return jax.tree.map(lambda x: x[0], learner) if self._many else learner
+    def _one(self, tree: Any) -> Any:
+        tree = on_one_device(tree)
+        return jax.tree.map(lambda x: x[0], tree) if self._many else tree
 
     def _first(self, learner: Any) -> tuple[Act, jax.Array]:
         """How the (first) learner acts, and its key."""
@@ -160,32 +158,16 @@ def on_one_device(tree: Any) -> Any:
 def record(
     suite: Any, levels: Sequence[int | None], act: Act, key: jax.Array, memory: Any = None
 ) -> list[list[np.ndarray]]:
-    """Pictures [H, W, 3] uint8 of an episode on each of these levels; [None] is an episode as in training. memory: of
-    an `act` that has one."""
-    env = envs.copies(suite, len(levels), auto_reset=False)
+    """Pictures [H, W, 3] uint8 of the start of an episode on each of these levels; [None] is an episode as in training.
+    memory: of the policy, before the first step."""
+    env = copies(suite, len(levels), auto_reset=False)
     key, reset_key = jax.random.split(key)
     reset = jax.jit(env.reset) if None in levels else partial(jax.jit(env.reset_to), levels=jnp.array(levels))
-    return _record(env, reset(reset_key), act, key, memory, max_frames=1000)
-
-
-def _record(
-    env: envs.VectorEnv, started: tuple, act: Act, key: jax.Array, memory: Any, max_frames: int
-) -> list[list[np.ndarray]]:
-    """Pictures of the first episode in each environment."""
-
-    @jax.jit
-    def step(env_state: Any, obs: jax.Array, key: jax.Array, memory: Any) -> tuple:
-        key, action_key, env_key = jax.random.split(key, 3)
-        action, memory = _act(act, obs, action_key, memory)
-        env_state, out = env.step(env_key, env_state, action)
-        return env_state, out.obs, key, _after(memory, out), out.episode.done
-
-    (env_state, obs), running = started, np.ones(env.num_envs, bool)
-    states: list[list[Any]] = [[] for _ in running]
-    while running.any() and len(states[int(running.argmax())]) < max_frames:
-        now = jax.device_get(env_state.inner)
-        for i in np.flatnonzero(running):
+    game, go = new_game(key, *reset(reset_key), memory), jax.jit(partial(step, env, act))
+    states: list[list[Any]] = [[] for _ in levels]
+    while not game.first.done.all() and game.time < MAX_FRAMES:
+        now = jax.device_get(game.env_state.inner)
+        for i in np.flatnonzero(~np.asarray(game.first.done)):
             states[i].append(jax.tree.map(lambda x, i=i: x[i], now))
-        env_state, obs, key, memory, done = step(env_state, obs, key, memory)
-        running &= ~np.asarray(done)
-    return [env.frames(each) for each in states]
+        game = go(game)
+    return [suite.frames(each) for each in states]

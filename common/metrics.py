@@ -53,6 +53,25 @@ def move_metrics(kl: jax.Array, old: Any, new: Any, batch_size: int) -> dict[str
     }
 
 
+def step_metrics(
+    earlier: Any, before: Any, after: Any, action: jax.Array, advantage: jax.Array
+) -> dict[str, jax.Array]:
+    """How far an update moved the policy from `before` to `after`, and what it gained, on n of its transitions.
+
+    outer/kl is the exact KL(before || after). outer/own_gain is E[(after / before - 1) A], A standardised. Fresh gain
+    is that of the update from `earlier` to `before`, on these transitions, which it has not seen: what going back would
+    lose, -E[(earlier / before - 1) A]. earlier, before, after: distributions of [n]; action: [n, D]; advantage: [n].
+    """
+    advantage = standardise(advantage)
+    gain = lambda dist: jnp.expm1(dist.log_prob(action) - before.log_prob(action)) * advantage  # noqa: E731
+    # One sum over devices: XLA:CPU lets sums that do not wait for each other meet, and then ends the process.
+    values = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
+    kl, own_gain, fresh_gain, square = jax.lax.pmean(values.mean(1), "device")
+    count = float(advantage.size * jax.lax.axis_size("device"))
+    found = {"outer/kl": kl, "outer/own_gain": own_gain, "outer/fresh_gain": fresh_gain}
+    return found | {"outer/fresh_gain_se": jnp.sqrt(jnp.maximum(square - fresh_gain**2, 0) / count)}
+
+
 def plasticity_metrics(
     args: Any, params: Any, dist: Any, intermediates: Any, batch: Any, gradient: Callable[[Any], Any]
 ) -> dict[str, jax.Array]:
@@ -72,125 +91,14 @@ def plasticity_metrics(
     }
 
 
-def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, jax.Array]:
-    """Count the largest singular values that make up `share` of the sum of all squares (approximate rank of Yang et al.
-    2019, which the paper quotes), and `share` of the sum of all values (srank of Kumar et al. 2021).
-
-    features: [n, d], not centred -> [], [], from 0 (all are zero) to min(n, d).
-    """
-    values = jnp.linalg.svd(features, compute_uv=False)  # descending
-
-    def rank(parts: jax.Array) -> jax.Array:
-        total = parts.sum()
-        count = (jnp.cumsum(parts) < share * total).sum() + (total > 0)
-        return jnp.where(jnp.isfinite(total), count.astype(jnp.float32), jnp.nan)
-
-    return rank(values**2), rank(values)
-
-
-def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
-    """Share of hidden units whose mean |activation| is at most tau times their layer's mean (Sokar et al. 2023, eq. 1).
-
-    layers: [n, ..., units] each, after the activation; the units of a convolution are its channels. -> [].
-    """
-    activity = [jnp.abs(layer).mean(range(layer.ndim - 1)) for layer in layers]
-    # A product, because 0 / 0 would make no unit dormant in an entirely dead layer.
-    dormant = sum((units <= tau * units.mean()).sum() for units in activity)
-    known = jnp.isfinite(sum(units.sum() for units in activity))
-    return jnp.where(known, dormant / sum(units.size for units in activity), jnp.nan)
-
-
-def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:
-    """Kurtosis (fourth moment over squared variance) of log(|g| + delta) over all entries of a pytree. -> [].
-
-    It is 7 for Gaussian entries and 3 for log-normal ones. An entry of exactly 0 counts as delta.
-    """
-    logs = jnp.concatenate([jnp.log(jnp.abs(g.ravel()) + delta) for g in jax.tree.leaves(grads)])
-    centred = logs - logs.mean()
-    return (centred**4).mean() / (centred**2).mean() ** 2
-
-
-def weight_norm(params: Any) -> jax.Array:
-    """l2 norm of all parameters, biases included. -> []."""
-    return jnp.sqrt(sum((p**2).sum() for p in jax.tree.leaves(params)))
-
-
-def effective_sample_size(log_ratio: jax.Array) -> jax.Array:
-    """(sum w)^2 / (n sum w^2) of importance weights w = exp(log_ratio), in % (Martino et al. 2017). [n] -> []."""
-    weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels; exp cannot overflow
-    return 100 * weights.sum() ** 2 / (weights.size * (weights**2).sum())
-
-
-def step_metrics(
-    earlier: Any, before: Any, after: Any, action: jax.Array, advantage: jax.Array
-) -> dict[str, jax.Array]:
-    """How far an update moved the policy from `before` to `after`, and what it gained, on n of its transitions.
-
-    outer/kl is the exact KL(before || after). outer/own_gain is E[(after / before - 1) A], A standardised. Fresh gain
-    is that of the update from `earlier` to `before`, on these transitions, which it has not seen: what going back would
-    lose, -E[(earlier / before - 1) A]. earlier, before, after: distributions of [n]; action: [n, D]; advantage: [n].
-    """
-    advantage = standardise(advantage)
-    gain = lambda dist: jnp.expm1(dist.log_prob(action) - before.log_prob(action)) * advantage  # noqa: E731
-    # One sum over devices: XLA:CPU lets sums that do not wait for each other meet, and then ends the process.
-    values = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
-    kl, own_gain, fresh_gain, square = jax.lax.pmean(values.mean(1), "device")
-    count = float(advantage.size * jax.lax.axis_size("device"))
-    return {
-        "outer/kl": kl,
-        "outer/own_gain": own_gain,
-        "outer/fresh_gain": fresh_gain,
-        "outer/fresh_gain_se": jnp.sqrt(jnp.maximum(square - fresh_gain**2, 0) / count),
-    }
-
-
-def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
-    """Mean over actions of the variance over states of their probability (Moalla et al. 2024). dist: of [n] -> [].
-
-    For a Gaussian, the mean over action dimensions of the variance over states of the mean action.
-    """
-    return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
-
-
-def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
-    """Share of the grid x grid cells of the points' bounding box that contain a point. points: [n, 2] -> []."""
-    low, high = points.min(0), points.max(0)
-    place = (points - low) / jnp.where(high > low, high - low, 1.0)
-    row, column = jnp.minimum((place * grid).astype(jnp.int32), grid - 1).T
-    return jnp.zeros(grid * grid).at[row * grid + column].set(1.0).mean()
-
-
-def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
-    """The first two principal components, by subspace iteration: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
-    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
-    x = x - x.mean(0)
-    basis = jax.random.normal(jax.random.key(0), (x.shape[1], min(8, *x.shape)))
-    for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
-        basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
-    vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
-    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is not a direction
-    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be only one dimension
-
-
-def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
-    """|G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1), unbiased
-    for independent transitions.
-
-    small, big: [], mean squared norms of gradients over small_size and over big_size transitions.
-    """
-    signal = (big_size * big - small_size * small) / (big_size - small_size)
-    return signal, (small - big) / (1 / small_size - 1 / big_size)
-
-
 def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax.Array]:
     """Ranks of the last hidden layer and dormant neurons of all layers. intermediates: what the encoders sowed. A
     critic's own encoder gets separate keys."""
     found = {}
     for name, encoder in intermediates.items():
         prefix = "plasticity/critic_" if name.startswith("critic") else "plasticity/"
-        layers = encoder["hidden"]
-        found[f"{prefix}feature_rank"], found[f"{prefix}srank"] = feature_ranks(layers[-1])
-        found[f"{prefix}dormant_neurons"] = dormant_neurons(layers, tau)
+        found[f"{prefix}feature_rank"], found[f"{prefix}srank"] = feature_ranks(encoder["hidden"][-1])
+        found[f"{prefix}dormant_neurons"] = dormant_neurons(encoder["hidden"], tau)
     return found
 
 
@@ -227,3 +135,84 @@ def gradient_metrics(gradient: Callable[[Any], Any], sample: Any, length: int = 
         # The ratio of one measurement is noisy, and meaningless if the signal is lost in the noise.
         "plasticity/gradient_noise_scale": jnp.where(signal > 0, noise / signal, np.nan),
     }
+
+
+def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
+    """|G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1), unbiased
+    for independent transitions. small, big: [], mean squared norms of gradients over small_size and big_size of them.
+    """
+    signal = (big_size * big - small_size * small) / (big_size - small_size)
+    return signal, (small - big) / (1 / small_size - 1 / big_size)
+
+
+def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:
+    """Kurtosis (fourth moment over squared variance) of log(|g| + delta) over all entries of a pytree, -> []: 7 for
+    Gaussian entries, 3 for log-normal ones."""
+    logs = jnp.concatenate([jnp.log(jnp.abs(g.ravel()) + delta) for g in jax.tree.leaves(grads)])
+    centred = logs - logs.mean()
+    return (centred**4).mean() / (centred**2).mean() ** 2
+
+
+def feature_ranks(features: jax.Array, share: float = 0.99) -> tuple[jax.Array, jax.Array]:
+    """Count the largest singular values that make up `share` of the sum of all squares (approximate rank of Yang et al.
+    2019, which the paper quotes), and `share` of the sum of all values (srank of Kumar et al. 2021).
+
+    features: [n, d], not centred -> [], [], from 0 (all are zero) to min(n, d).
+    """
+    values = jnp.linalg.svd(features, compute_uv=False)  # descending
+
+    def rank(parts: jax.Array) -> jax.Array:
+        total = parts.sum()
+        count = (jnp.cumsum(parts) < share * total).sum() + (total > 0)
+        return jnp.where(jnp.isfinite(total), count.astype(jnp.float32), jnp.nan)
+
+    return rank(values**2), rank(values)
+
+
+def dormant_neurons(layers: Sequence[jax.Array], tau: float) -> jax.Array:
+    """Share of hidden units whose mean |activation| is at most tau times their layer's mean (Sokar et al. 2023, eq. 1).
+
+    layers: [n, ..., units] each, after the activation; the units of a convolution are its channels. -> [].
+    """
+    activity = [jnp.abs(layer).mean(range(layer.ndim - 1)) for layer in layers]
+    # A product, because 0 / 0 would make no unit dormant in an entirely dead layer.
+    dormant = sum((units <= tau * units.mean()).sum() for units in activity)
+    known = jnp.isfinite(sum(units.sum() for units in activity))
+    return jnp.where(known, dormant / sum(units.size for units in activity), jnp.nan)
+
+
+def weight_norm(params: Any) -> jax.Array:
+    """l2 norm of all parameters, biases included. -> []."""
+    return jnp.sqrt(sum((p**2).sum() for p in jax.tree.leaves(params)))
+
+
+def effective_sample_size(log_ratio: jax.Array) -> jax.Array:
+    """(sum w)^2 / (n sum w^2) of importance weights w = exp(log_ratio), in % (Martino et al. 2017). [n] -> []."""
+    weights = jnp.exp(log_ratio - log_ratio.max())  # the common factor cancels; exp cannot overflow
+    return 100 * weights.sum() ** 2 / (weights.size * (weights**2).sum())
+
+
+def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
+    """Mean over actions of the variance over states of their probability (Moalla et al. 2024), or, for a Gaussian, over
+    dimensions of that of the mean action. dist: of [n] -> []."""
+    return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
+
+
+def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
+    """Share of the grid x grid cells of the points' bounding box that contain a point. points: [n, 2] -> []."""
+    low, high = points.min(0), points.max(0)
+    place = (points - low) / jnp.where(high > low, high - low, 1.0)
+    row, column = jnp.minimum((place * grid).astype(jnp.int32), grid - 1).T
+    return jnp.zeros(grid * grid).at[row * grid + column].set(1.0).mean()
+
+
+def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
+    """The first two principal components, by subspace iteration: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
+    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+    x = x - x.mean(0)
+    basis = jax.random.normal(jax.random.key(0), (x.shape[1], min(8, *x.shape)))
+    for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
+        basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
+    vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
+    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is not a direction
+    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be only one dimension

@@ -36,6 +36,9 @@ def scan_mean(step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
 def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any, jax.Array]:
     """jax.lax.scan that takes no more steps after one whose outputs, which have to be scalars, make `stop` true (None:
     it takes all). -> carry, means over the steps taken, their number."""
+    if stop is None:
+        carry, outputs = jax.lax.scan(step, carry, inputs)
+        return carry, jax.tree.map(lambda x: x.mean(0), outputs), jnp.float32(len(inputs))
 
     def step_unless_stopped(carry: Any, x: Any) -> tuple[Any, Any]:
         carry, stopped = carry
@@ -43,9 +46,6 @@ def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -
         carry, outputs = jax.lax.cond(stopped, lambda carry, _: (carry, skipped), step, carry, x)
         return (carry, stopped | stop(outputs)), (outputs, 1.0 - stopped)
 
-    if stop is None:
-        carry, outputs = jax.lax.scan(step, carry, inputs)
-        return carry, jax.tree.map(lambda x: x.mean(0), outputs), jnp.float32(len(inputs))
     (carry, _), (outputs, taken) = jax.lax.scan(step_unless_stopped, (carry, jnp.bool_(False)), inputs)
     return carry, jax.tree.map(lambda x: x.sum(0) / taken.sum(), outputs), taken.sum()
 
@@ -135,13 +135,11 @@ def normalise(x: jax.Array, stats: RunningStats) -> jax.Array:
     return jnp.clip((x.astype(jnp.float32) - stats.mean) / jnp.sqrt(stats.var + 1e-8), -10, 10)
 
 
-def normalise_rewards(
-    transitions: Any, returns: jax.Array, stats: RunningStats, gamma: float
-) -> tuple[Any, jax.Array, RunningStats]:
+def normalise_rewards(t: Any, returns: jax.Array, stats: RunningStats, gamma: float) -> tuple[Any, Any, RunningStats]:
     """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10].
 
-    transitions: reward, terminated and truncated are [T, N]; returns: [N], discounted, of the unfinished episodes.
-    -> transitions, returns, stats.
+    t: transitions, whose reward, terminated and truncated are [T, N]; returns: [N], discounted, of the unfinished
+    episodes. -> transitions, returns, stats.
     """
 
     def step(total: jax.Array, inputs: tuple) -> tuple:
@@ -149,8 +147,6 @@ def normalise_rewards(
         total = gamma * total + reward
         return jnp.where(done, 0.0, total), total
 
-    done = transitions.terminated | transitions.truncated
-    returns, all_returns = jax.lax.scan(step, returns, (transitions.reward, done))
+    returns, all_returns = jax.lax.scan(step, returns, (t.reward, t.terminated | t.truncated))
     stats = update_stats(stats, all_returns.reshape(-1))
-    rewards = jnp.clip(transitions.reward / jnp.sqrt(stats.var + 1e-8), -10, 10)
-    return transitions._replace(reward=rewards), returns, stats
+    return t._replace(reward=jnp.clip(t.reward / jnp.sqrt(stats.var + 1e-8), -10, 10)), returns, stats

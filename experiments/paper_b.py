@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from common.references import REFERENCES
 from common.run import plots
 from experiments import pictures, visited
 from experiments.data import FINAL, Arms, Cells, Data, Figure, Shown, matrix
@@ -19,6 +18,7 @@ from experiments.effects import bootstrap, contrast, iqm, mean_over_games, over_
 from experiments.grid import Cell, by_seed, named
 from experiments.pictures import Line, Picture
 from experiments.visited import CHECKPOINTS
+from tuning.references import REFERENCES
 
 LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
 POINTS = 33  # times on a curve over all games; the first, step 0, is left out

@@ -1,4 +1,6 @@
-"""Means of many scalars at once."""
+"""Means and running statistics, against NumPy in float64."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +88,7 @@ def both_ways(x):
     return stats
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [3])
 def test_a_constant_observation_is_normalised_to_0(number):
     constants = np.array([1234.567, -2.7, 1 / 3, 1e6 / 7, 0.0, 1.0], np.float32)
     x = np.broadcast_to(constants, (3, 7, 5 * number, 6))
@@ -104,12 +106,60 @@ def test_a_small_spread_around_a_large_mean_is_that_of_float64(number):
     x[0, 0, 0, 4] = 100.0  # the first of all is no good guess
     exact = x.reshape(-1, 5).astype(np.float64)
     for stats in on_devices(both_ways, number, P(None, None, "device"))(x):
+        assert stats.count == len(exact)
+        normal = np.clip((x[0] - exact.mean(0)) / exact.std(0), -10, 10)
+        np.testing.assert_allclose(statistics.normalise(x[0], stats)[..., 2:], normal[..., 2:], atol=5e-3)
         digit = np.spacing(np.abs(exact.mean(0)).astype(np.float32))
         assert (np.abs(stats.mean - exact.mean(0)) <= np.maximum(2 * digit, 1e-5 * exact.std(0))).all()
         assert (np.abs(stats.var / exact.var(0) - 1) <= [1e-4, 1e-2, 1e-4, 1e-4, 1e-4]).all()
 
 
-@pytest.mark.parametrize("bound, taken", [(None, 5), (2.5, 3), (0.0, 1), (4.5, 5)])
+@pytest.mark.parametrize("way", [statistics.update_stats, statistics.update_stats_by_step])
+def test_statistics_still_move_after_a_billion_samples(way):
+    """One step of 8 environments changes them by less than float32 can tell, a rollout of 1,024 steps by more."""
+    rng, update = np.random.default_rng(0), on_devices(way)
+    stats = statistics.RunningStats(jnp.float32(3), jnp.float32(4), jnp.float32(1e9))
+    count, first, second = 1e9, 3.0, 13.0
+    for _ in range(100):
+        x = rng.normal(7, 3, (8192,) if way is statistics.update_stats else (1024, 8)).astype(np.float32)
+        stats = update(stats, x)
+        data, total = x.astype(np.float64), count + x.size
+        first, second = (first * count + data.sum()) / total, (second * count + (data**2).sum()) / total
+        count = total
+    assert first - 3 > 0.003 and second - first**2 - 4 > 0.015
+    np.testing.assert_allclose(stats.mean - 3, first - 3, rtol=1e-2)
+    np.testing.assert_allclose(stats.var - 4, second - first**2 - 4, rtol=1e-2)
+    np.testing.assert_allclose(stats.count, count, rtol=1e-6)
+
+
+class Rewarded(NamedTuple):
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+def test_normalised_rewards_equal_a_numpy_loop():
+    rng, gamma, steps, number = np.random.default_rng(0), 0.9, 12, 4
+    returns, stats, seen = jnp.zeros(number), statistics.initial_stats(()), []
+    running = np.zeros(number)
+    for _ in range(3):  # the episodes run on from one rollout to the next
+        rewards, done = rng.normal(2, 5, (steps, number)).astype(np.float32), rng.random((steps, number)) < 0.2
+        rewards[0, 0] = 1e4
+        for t in range(steps):
+            running = gamma * running + rewards[t]
+            seen.append(running.copy())
+            running[done[t]] = 0
+        expected = np.clip(rewards / np.std(seen), -10, 10)
+        transitions = Rewarded(rewards, done & (running > 0), done & (running <= 0))  # ended in either way
+        normalised, returns, stats = on_devices(statistics.normalise_rewards, 1, (P(), P(), P(), None))(
+            transitions, returns, stats, gamma
+        )
+        np.testing.assert_allclose(normalised.reward, expected, rtol=1e-4)
+        np.testing.assert_array_equal(normalised.terminated, transitions.terminated)
+        np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bound, taken", [(None, 5), (2.5, 3), (4.5, 5)])
 def test_a_scan_stops_after_the_step_that_says_so(bound, taken):
     """Sums of 1, 2, ... in a loop; the means are over the steps that were taken."""
 

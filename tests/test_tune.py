@@ -20,10 +20,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 import tune
-from common.references import reference_score
 from common.run.arguments import UsageError
 from experiments import grid
 from tuning import report, trials
+from tuning.references import reference_score
 
 ROOT = Path(__file__).parents[1]
 FAKE = f'''

@@ -1,6 +1,7 @@
 """Brax (https://github.com/google/brax): rigid bodies with continuous actions from -1 to 1."""
 
 import contextlib
+import inspect
 import io
 import warnings
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 
 from common.actions import Box
 from common.suites.gymnax import exactly
-from common.suites.own import parameters
+from common.vector import Suite
 
 PREFIX = "brax/"
 # What all of them take: how they are simulated, steps of the simulation per action, and the time limit.
@@ -41,8 +42,8 @@ def env_ids() -> list[str]:
 
 def arguments(env_id: str) -> list[str]:
     """The names that `make` takes in kwargs."""
-    own = parameters(_environments()[env_id.removeprefix(PREFIX)])
-    return [*TAKES, *(name for name in own if name not in TAKES)]
+    own = inspect.signature(_environments()[env_id.removeprefix(PREFIX)]).parameters
+    return [*TAKES, *(name for name in own if name not in (*TAKES, "kwargs"))]
 
 
 def make(env_id: str, kwargs: dict[str, Any]) -> "Brax":
@@ -66,13 +67,9 @@ class Timed(NamedTuple):
     time: jax.Array
 
 
-class Brax:
+class Brax(Suite):
     """One environment in brax's style, with a time limit. Brax's own wrappers would begin all episodes of an
-    environment in the same state."""
-
-    has_success = False
-    num_levels = None
-    can_draw = False  # without a display, brax can only write a page of HTML
+    environment in the same state. Without a display, brax cannot draw, only write a page of HTML."""
 
     def __init__(self, env: Any, name: str, episode_length: int, action_repeat: int = 1):
         self.env, self.name, self.episode_length, self.action_repeat = env, name, episode_length, action_repeat
@@ -89,10 +86,6 @@ class Brax:
     def reset(self, key: jax.Array) -> tuple[Timed, jax.Array]:
         inner = exactly(self.env.reset(key), self._like)
         return Timed(inner, jnp.int32(0)), self._observe(inner)
-
-    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Timed, jax.Array]:
-        """A plain reset, because there are no levels."""
-        return self.reset(key)
 
     def step(self, key: jax.Array, state: Timed, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""

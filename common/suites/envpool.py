@@ -28,13 +28,13 @@ def env_ids() -> list[str]:
     return [f"envpool/{name}" for name in envpool.list_all_envs()]
 
 
-def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
+def make(env_id: str, kwargs: dict[str, Any]) -> HostSuite:
     """Make envpool/<id>. kwargs are those of envpool.make, such as frame_skip."""
     name, known = env_id.removeprefix("envpool/"), [known.removeprefix("envpool/") for known in env_ids()]
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=4, cutoff=0.4)) or "Pong-v5, HalfCheetah-v5"
         raise UsageError(f"--env-id {env_id}: envpool has no {name}; did you mean {near}?")
-    return HostSuite(env_id, partial(Environments, name), kwargs, sticky)
+    return HostSuite(env_id, partial(Environments, name), kwargs)
 
 
 def _load_qt() -> None:

@@ -31,7 +31,7 @@ def env_ids() -> list[str]:
     return [f"gymnasium/{name}" for name in gymnasium.registry]
 
 
-def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
+def make(env_id: str, kwargs: dict[str, Any]) -> HostSuite:
     """Make gymnasium/<id>. kwargs are those of gymnasium.make_vec."""
     import gymnasium
 
@@ -44,13 +44,11 @@ def make(env_id: str, kwargs: dict[str, Any], sticky: float) -> HostSuite:
     try:
         gymnasium.spec(registered)
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(registered, gymnasium.registry, n=2, cutoff=0.5)
-        advice = (
-            f"did you mean {', '.join(near)}?" if near else "my_module:MyEnv-v0 imports my_module, which registers it"
-        )
+        near = ", ".join(difflib.get_close_matches(registered, gymnasium.registry, n=2, cutoff=0.5))
+        advice = f"did you mean {near}?" if near else "my_module:MyEnv-v0 imports my_module, which registers it"
         told = " ".join(str(error).split()).partition(" Did you mean")[0].rstrip(".")
         raise UsageError(f"{where}: {told}; {advice}") from None
-    return HostSuite(env_id, partial(Environments, registered), kwargs, sticky)
+    return HostSuite(env_id, partial(Environments, registered), kwargs)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Box, Discrete
+from common.vector import Suite
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 
@@ -34,11 +35,8 @@ def exactly(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype).reshape(like.shape), tree, like)
 
 
-class Gymnax:
+class Gymnax(Suite):
     """One environment in gymnax's style, with its parameters. Shapes are those of a single environment."""
-
-    has_success = False
-    num_levels = None
 
     def __init__(self, env: Any, params: Any, name: str):
         """name: the id of a registered environment; a class of the user's has a name that is none."""
@@ -46,15 +44,12 @@ class Gymnax:
         # MinAtar's observations are ones and zeros; bools take a quarter of the memory of float32.
         self.binary = name.endswith("-MinAtar")
         self.can_draw = self.binary or name in CLASSIC_CONTROL or hasattr(env, "frames")
-        observations = self.env.observation_space(self.params)
-        self.num_symbols = getattr(observations, "n", None)
-        actions = self.env.action_space(self.params)
+        self.num_symbols, actions = getattr(env.observation_space(params), "n", None), env.action_space(params)
         if hasattr(actions, "n"):
             self.action_space = Discrete((int(actions.n),))
         else:
             low, high = (np.broadcast_to(np.asarray(x, np.float32), actions.shape) for x in (actions.low, actions.high))
             self.action_space = Box(low, high)
-        # Get shapes without running anything.
         obs, self.state_like = jax.eval_shape(lambda key: env.reset_env(key, params), jax.random.key(0))
         obs = jax.eval_shape(self._observe, obs)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
@@ -67,10 +62,6 @@ class Gymnax:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self.env.reset_env(key, self.params)
         return exactly(state, self.state_like), self._observe(obs)
-
-    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
-        """A plain reset, because gymnax has no levels."""
-        return self.reset(key)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from common import envs
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
 from common.suites.own import blame
+from common.vector import Episode, Step, Suite, VectorEnv, ages
 
 logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # or a failed callback is told twice, once by us
 
@@ -44,18 +44,14 @@ class Pool(Protocol):
         an episode ended that counts). All [N, ...]."""
 
 
-class HostSuite:
+class HostSuite(Suite):
     """What a suite on the host says of itself, read off one environment, which also plays a step to be looked at."""
 
-    has_success = False
-    num_levels = None
-    can_draw = False
+    sticky = 0.0  # the probability that an environment executes its last action again instead of the given one
 
-    def __init__(self, name: str, make: Callable[..., Pool], kwargs: dict[str, Any], sticky: float):
-        """make(num_envs, seed, **kwargs): the environments; sticky: the probability that one executes its last action
-        again instead of the given one."""
-        self.name, self.sticky = name, sticky
-        self._make, self._kwargs, self._file = make, kwargs, None
+    def __init__(self, name: str, make: Callable[..., Pool], kwargs: dict[str, Any]):
+        """make(num_envs, seed, **kwargs): the environments."""
+        self.name, self._make, self._kwargs, self._file = name, make, kwargs, None
         self._where = f"--env-id {name}" + (f" --env-kwargs {json.dumps(kwargs)}" if kwargs else "")
         pool = self._pool(1, 0)
         self._file, (observations, self._actions) = pool.file, pool.spaces
@@ -67,6 +63,9 @@ class HostSuite:
         with self._blame("making it"):
             return self._make(num_envs, seed, **self._kwargs)
 
+    def _blame(self, what: str) -> Any:
+        return blame(self._where, what, self._file)
+
     def begin(self, num_envs: int, seed: int, stagger: int) -> tuple[Pool, np.ndarray, np.ndarray, np.ndarray]:
         """Make environments, start them, and play 0 to `stagger` random steps in each, evenly spread.
         -> pool, obs [N, ...], lengths and total scores [N] of the running episodes."""
@@ -76,10 +75,9 @@ class HostSuite:
             obs = self._read(pool.reset())
         length, total = np.zeros(num_envs, np.int32), np.zeros(num_envs, np.float32)
         # All play on, and those that are to have played k steps in the end begin anew k steps before it.
-        start = stagger - envs.ages(num_envs, stagger)
+        start = stagger - ages(num_envs, stagger)
         for time in range(stagger):
-            actions = np.stack([self._actions.sample() for _ in range(num_envs)])
-            obs, _, _, _, _, score, over = self._step(pool, actions)
+            obs, *_, score, over = self._step(pool, np.stack([self._actions.sample() for _ in range(num_envs)]))
             length, total = np.where(over, 0, length + 1), np.where(over, 0, total + score)
             ids = np.flatnonzero(start == time + 1)
             if ids.size:
@@ -108,9 +106,6 @@ class HostSuite:
             obs[ids] = self._read(pool.restart(ids))
         return obs
 
-    def _blame(self, what: str) -> Any:
-        return blame(self._where, what, self._file)
-
 
 class HostState(NamedTuple):
     """What a program carries of environments on the host: which they are, and the running sums of their episodes."""
@@ -122,7 +117,7 @@ class HostState(NamedTuple):
     total_reward: jax.Array
 
 
-class HostVectorEnv(envs.VectorEnv):
+class HostVectorEnv(VectorEnv):
     """`num_envs` environments of a suite on the host, with the interface of VectorEnv."""
 
     def __init__(self, suite: HostSuite, num_envs: int, auto_reset: bool = True, reward_clip: float | None = None):
@@ -149,17 +144,16 @@ class HostVectorEnv(envs.VectorEnv):
 
         seed = jax.random.randint(key, (), 0, 2**30)
         pool, obs, length, total_reward = io_callback(begin, self._started, seed, ordered=True)
-        none = jnp.zeros((self.num_envs, self.action_dim), jnp.float32 if self._is_box else jnp.int32)
+        none = jnp.zeros((self.num_envs, self.action_dim), self.action_space.dtype)
         return HostState(pool, none, jnp.zeros(self.num_envs, bool), length, total_reward), obs
 
     def reset_to(self, key: jax.Array, levels: jax.Array) -> tuple[HostState, jax.Array]:
         """A plain reset, because there are no levels."""
         return self.reset(key)
 
-    def step(self, key: jax.Array, state: HostState, action: jax.Array) -> tuple[HostState, envs.Step]:
+    def step(self, key: jax.Array, state: HostState, action: jax.Array) -> tuple[HostState, Step]:
         """Step all environments and restart those whose episode ended. action: [N, D]."""
-        if self._is_box:
-            action = jnp.clip(action, self.action_space.low, self.action_space.high)
+        action = self.within_bounds(action)
         if self.suite.sticky:
             repeats = state.begun & jax.random.bernoulli(key, self.suite.sticky, (self.num_envs,))
             action = jnp.where(repeats[:, None], state.action, action)
@@ -170,14 +164,10 @@ class HostVectorEnv(envs.VectorEnv):
         out = io_callback(step, self._stepped, state.pool, action, ordered=True)
         obs, final_obs, reward, terminated, truncated, score, over = out
         length, total_reward = state.length + 1, state.total_reward + score
-        episode = envs.Episode(over, length, total_reward, jnp.zeros_like(over))
+        episode = Episode(over, length, total_reward, jnp.zeros_like(over))
         begun = ~(terminated | truncated)
         state = HostState(state.pool, action, begun, jnp.where(over, 0, length), jnp.where(over, 0.0, total_reward))
-        return state, envs.Step(obs, self.clipped(reward), terminated, truncated, final_obs, episode)
-
-    @property
-    def _is_box(self) -> bool:
-        return isinstance(self.action_space, Box)
+        return state, Step(obs, self.clipped(reward), terminated, truncated, final_obs, episode)
 
 
 # Spaces
@@ -230,5 +220,4 @@ def _is_real(space: Any) -> bool:
 
 
 def _short(space: Any) -> str:
-    text = " ".join(str(space).split())
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return " ".join(str(space).split())[:100]

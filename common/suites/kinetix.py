@@ -53,7 +53,7 @@ def env_ids() -> list[str]:
 
 
 def level_names() -> list[str]:
-    """All names that `make` takes. Hand-designed levels are named with their size and, if unambiguous, also without."""
+    """All names that `make` takes: the ids without their prefix."""
     files = _level_files()
     short = Counter(file.partition("/")[2] for file in files)
     return ["locomotion", *SIZES, *files, *(name for name, count in short.items() if count == 1)]
@@ -76,11 +76,16 @@ def make(name: str, num_levels: int = 512) -> "Kinetix":
 
     if name == "locomotion":
         return _make_locomotion(num_levels)
-    if name in SIZES:
+    if name in SIZES:  # unfiltered, as in Kinetix's own ppo.py: some of these levels solve themselves, some cannot be
         return _make_random(name)
     if name not in level_names():
         raise KeyError(name)
-    return _make_hand_designed(name)
+    from kinetix.util.saving import load_evaluation_levels
+
+    file = next(file for file in _level_files() if name in (file, file.partition("/")[2]))
+    static_params = _static_params(file.partition("/")[0])
+    levels = _cached(file, static_params, 1, lambda: load_evaluation_levels([file], static_params)[0])
+    return Kinetix(name, static_params, levels=levels)
 
 
 def _make_locomotion(num_levels: int) -> "Kinetix":
@@ -99,24 +104,19 @@ def _make_locomotion(num_levels: int) -> "Kinetix":
     return Kinetix("locomotion", static_params, levels=_cached("locomotion", static_params, num_levels, sample))
 
 
-def _make_random(size: str) -> "Kinetix":
+def _static_params(size: str) -> Any:
+    from kinetix.environment.utils import static_env_params_from_size
+
+    return static_env_params_from_size(size).replace(frame_skip=FRAME_SKIP)
+
+
+def _make_random(size: str, entities: bool = False) -> "Kinetix":
     from kinetix.environment.env_state import EnvParams
     from kinetix.environment.ued.ued import make_reset_fn_sample_kinetix_level
-    from kinetix.environment.utils import static_env_params_from_size
 
-    static_params = static_env_params_from_size(size).replace(frame_skip=FRAME_SKIP)
-    # Unfiltered, as in Kinetix's own ppo.py: some of these levels solve themselves, some cannot be solved.
-    return Kinetix(size, static_params, sample=make_reset_fn_sample_kinetix_level(EnvParams(), static_params))
-
-
-def _make_hand_designed(name: str) -> "Kinetix":
-    from kinetix.environment.utils import static_env_params_from_size
-    from kinetix.util.saving import load_evaluation_levels
-
-    file = next(file for file in _level_files() if name in (file, file.partition("/")[2]))
-    static_params = static_env_params_from_size(file.partition("/")[0]).replace(frame_skip=FRAME_SKIP)
-    levels = _cached(file, static_params, 1, lambda: load_evaluation_levels([file], static_params)[0])
-    return Kinetix(name, static_params, levels=levels)
+    static_params = _static_params(size)
+    sample = make_reset_fn_sample_kinetix_level(EnvParams(), static_params)
+    return Kinetix(size, static_params, sample=sample, entities=entities)
 
 
 def check_level_names(names: tuple[str, ...], sizes: tuple[str, ...], flag: str) -> None:
@@ -132,24 +132,16 @@ def make_entities(size: str) -> "Kinetix":
     """Make size s, m or l with entity observations, to be started on levels from `sample_filtered`."""
     if find_spec("kinetix") is None:
         raise UsageError("kinetix is not installed; pip install -r requirements.txt")
-    from kinetix.environment.env_state import EnvParams
-    from kinetix.environment.ued.ued import make_reset_fn_sample_kinetix_level
-    from kinetix.environment.utils import static_env_params_from_size
-
-    static_params = static_env_params_from_size(size).replace(frame_skip=FRAME_SKIP)
-    sample = make_reset_fn_sample_kinetix_level(EnvParams(), static_params)
-    return Kinetix(size, static_params, sample=sample, entities=True)
+    return _make_random(size, entities=True)
 
 
 def _cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
-        named = os.environ.get("JAX_PLATFORMS", "")
-        raise UsageError(
-            f"JAX_PLATFORMS={named}: evaluation levels are made on the CPU; set JAX_PLATFORMS={named},cpu, or take "
-            "--num-eval-episodes 0 and no --capture-video"
-        ) from None
+        named = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        advice = f"set {named},cpu, or take --num-eval-episodes 0 and no --capture-video"
+        raise UsageError(f"{named}: evaluation levels are made on the CPU; {advice}") from None
 
 
 def make_evaluation(size: str, num_random: int) -> tuple["Kinetix", list[str]]:
@@ -220,14 +212,7 @@ class Kinetix:
     has_success = True
     can_draw = True
 
-    def __init__(
-        self,
-        name: str,
-        static_params: Any,
-        levels: Any = None,
-        sample: Callable | None = None,
-        entities: bool = False,
-    ):
+    def __init__(self, name: str, static_params: Any, levels: Any = None, sample: Any = None, entities: bool = False):
         """Start on `levels` (an EnvState of numpy arrays [L, ...]) or on what `sample` (key -> EnvState) draws."""
         from kinetix.environment.env import make_kinetix_env
         from kinetix.environment.env_state import EnvParams
@@ -246,7 +231,7 @@ class Kinetix:
         self.obs_shape = None if entities else self.env.observation_space(self.params).shape
         self.obs_dtype = None if entities else np.dtype(np.float32)
         sizes = self.env.action_space(self.params).number_of_dims_per_distribution
-        self.action_space = Discrete(tuple(int(n) for n in sizes))
+        self.action_space = Discrete(tuple(map(int, sizes)))
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         """Start on one of the levels, or on a new random one. -> state, obs [O]."""
@@ -299,38 +284,37 @@ class Kinetix:
 
     def sample_filtered(self, key: jax.Array, num: int) -> Any:
         """Random levels [num] from Kinetix's sampler with its no-op filter, as an EnvState."""
-        return self._filtered(key, num)
-
-    @cached_property
-    def _filtered(self) -> Callable:
-        from kinetix.environment.ued.ued import make_vmapped_filtered_level_sampler
+        from kinetix.environment.ued.ued import make_vmapped_filtered_level_sampler as make_sampler
 
         config = NO_OP_FILTER | {"env_size_name": self.name}
-        return make_vmapped_filtered_level_sampler(self.sample, self.params, self.static_params, config, self.env)
+        return make_sampler(self.sample, self.params, self.static_params, config, self.env)(key, num)
 
     def pack(self, level: Any) -> jax.Array:
         """Pack a level of Kinetix's sampler into the fewest bytes that `unpack` can restore it from, uint8 [bytes]."""
-        parts = [_to_bytes(x) for x, kept in zip(jax.tree.leaves(level), self._kept, strict=True) if kept]
-        return jnp.concatenate(parts)
+        return jnp.concatenate([_to_bytes(x) for x, kept in self._leaves(level) if kept])
 
     def unpack(self, data: jax.Array) -> Any:
         """The inverse of `pack`. -> EnvState."""
         from jax2d.engine import calculate_collision_matrix
 
-        leaves, structure = jax.tree.flatten(self.empty_level)
         found, place = [], 0
-        for leaf, kept in zip(leaves, self._kept, strict=True):
+        for leaf, kept in self._leaves(self.empty_level):
             size = _num_bytes(leaf) if kept else 0
             found.append(_from_bytes(data[place : place + size], leaf) if kept else leaf)
             place += size
-        level = jax.tree.unflatten(structure, found)
+        level = jax.tree.unflatten(jax.tree.structure(self.empty_level), found)
         return level.replace(collision_matrix=calculate_collision_matrix(self.static_params, level.joint))
+
+    def _leaves(self, level: Any) -> list[tuple[Any, bool]]:
+        """The leaves of an EnvState, each with whether `pack` stores it."""
+        left_out = SAME_IN_ALL_LEVELS | {DERIVED}
+        paths = jax.tree_util.tree_flatten_with_path(level)[0]
+        return [(leaf, not {key.name for key in path} & left_out) for path, leaf in paths]
 
     @cached_property
     def level_bytes(self) -> int:
         """Bytes that `pack` needs for a level."""
-        leaves = jax.tree.leaves(self.empty_level)
-        return sum(_num_bytes(leaf) for leaf, kept in zip(leaves, self._kept, strict=True) if kept)
+        return sum(_num_bytes(leaf) for leaf, kept in self._leaves(self.empty_level) if kept)
 
     @cached_property
     def empty_level(self) -> Any:
@@ -339,12 +323,6 @@ class Kinetix:
 
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, create_empty_env(self.static_params))
-
-    @cached_property
-    def _kept(self) -> list[bool]:
-        """For each leaf of an EnvState, whether `pack` stores it."""
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.empty_level)[0]]
-        return [not {key.name for key in path} & (SAME_IN_ALL_LEVELS | {DERIVED}) for path in paths]
 
 
 def _num_bytes(leaf: Any) -> int:

@@ -24,13 +24,6 @@ PERMUTATION_INVARIANT = dict(
 )
 MODELS = {"transformer": TRANSFORMER, "permutation-invariant": TRANSFORMER | PERMUTATION_INVARIANT}
 
-# Floats that they hold at once per observation, when acting and for a gradient (reported by XLA on a CPU; m, and the
-# transformer's l, estimated from their counts of entities).
-FLOATS = {
-    "transformer": {"s": (11_400, 50_600), "m": (14_100, 67_000), "l": (23_500, 125_000)},
-    "permutation-invariant": {"s": (3_200, 12_300), "m": (4_800, 18_000), "l": (9_600, 35_200)},
-}
-
 
 @jax.custom_vjp
 def _spread(to: jax.Array, x: jax.Array) -> jax.Array:

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.actions import Box
-
 
 class Wrapped(NamedTuple):
     """A suite's state, and what its wrapper remembers."""
@@ -48,7 +46,7 @@ class Sticky(Wrapper):
     def _start(self, started: tuple[Any, jax.Array]) -> tuple[Wrapped, jax.Array]:
         inner, obs = started
         space = self._suite.action_space
-        none = jnp.zeros(len(space[0]), jnp.float32 if isinstance(space, Box) else jnp.int32)
+        none = jnp.zeros(len(space[0]), space.dtype)
         return Wrapped(inner, (none, jnp.bool_(False))), obs  # whether there is an action in this episode
 
     def step(self, key: jax.Array, state: Wrapped, action: jax.Array) -> tuple:

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.actions import Discrete
 from common.suites.gymnax import exactly
+from common.vector import Suite
 
 PREFIX = "xminigrid/"
 
@@ -34,13 +35,11 @@ def make(env_id: str, kwargs: dict[str, Any]) -> "XMiniGrid":
     return XMiniGrid(*xminigrid.make(env_id.removeprefix(PREFIX), **kwargs), env_id)
 
 
-class XMiniGrid:
+class XMiniGrid(Suite):
     """One environment with its parameters. The suite observes numbers of tiles and of colours, which have no order that
     a network could use; here each tile and each colour has a plane of its own."""
 
-    has_success = True
-    num_levels = None
-    can_draw = True
+    has_success = can_draw = True
 
     def __init__(self, env: Any, params: Any, name: str):
         from xminigrid.core.constants import NUM_COLORS, NUM_TILES
@@ -60,10 +59,6 @@ class XMiniGrid:
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         begin = self.env.reset(self.params, key)
         return exactly(begin.state, self._like), self._observe(begin.observation)
-
-    def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
-        """A plain reset, because the worlds have no numbers."""
-        return self.reset(key)
 
     def _at(self, state: Any) -> Any:
         """What the suite's functions take; they look at the state alone."""
