@@ -208,9 +208,9 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
     of = lambda key: plots.running_mean(np.stack([course[key] for course in courses], axis=1), width)  # noqa: E731
     lines = {title: [Line(name, steps, of(key)) for name, key in keys.items()] for title, keys in panels.items()}
     marks = [course.steps[t.since] for course, (_, t, _) in zip(courses, found, strict=True) if t.state == "still"]
-    picture = Picture(lines, "environment steps", "", own_y=True, marks=marks, columns=2)
-    caption = f"{pictures.described(picture)}. Running means; dotted: since when the return stands still."
-    pictures.save(picture, out, source, caption)
+    shows = f"{pictures.MEAN}, running mean over a fortieth of the run; dotted: since when the return stands still"
+    picture = Picture(lines, "environment steps", "", own_y=True, marks=marks, columns=2, shows=shows)
+    pictures.save(picture, out, source, pictures.described(picture))
 
 
 def intervene(args: Args, source: str) -> None:

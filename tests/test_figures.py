@@ -147,6 +147,8 @@ def test_the_scripts_accept_the_commands(name, preset):
             before, update = args_of(cell.source), cell.source_update
             assert 0 < update < before.num_updates and before.keep_checkpoints == 0
             assert update % before.checkpoint_every == 0 and update + args.num_updates == before.num_updates
+    if preset != next(iter(figures.FIGURES[name].presets)):
+        return  # to parse a command line takes longer than all of the above
     words = grid.command(cells[-1], Path("/nowhere"))
     args = arguments.parse(SCRIPTS[cells[-1].script].Args, "", words[2:])
     source = cells[-1].source and f"/nowhere/{cells[-1].source.name}@{cells[-1].source_update}"

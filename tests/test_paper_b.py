@@ -192,8 +192,8 @@ def sfl_lines(p, cell, world, seeds):
         line = {"update": update, "global_step": update * flags["num_envs"] * flags["num_steps"]}
         score, speed = min(2.5 * t, 1) * 0.3, 1000.0
         if cell.script != "sfl_kinetix":
-            score = {"ppo": 0.2, "sapg": 0.5}[cell.script] + 0.3 * (flags["minibatch_size"] == p.size)
-            score += 0.15 * (cell.script == "ppo" and flags["minibatch_size"] == p.size)
+            one, fixed = flags["num_blocks"] == 1, flags["minibatch_size"] == p.size
+            score = (0.2 if one else 0.5) + (0.45 if one else 0.3) * fixed
         elif flags.get("num_minibatches", 0) in p.minibatches and flags["num_envs"] == last:
             few, middle, many = p.minibatches
             score = {few: 0.2 * t, middle: 0.6 * t**1.2, many: 0.6 * t}[flags["num_minibatches"]]
@@ -231,6 +231,6 @@ def test_the_paper_presets_are_tables_2_3_and_4():
     flags = dict(cells["s", 2**20].flags)
     assert (flags["num_minibatches"], flags["learning_rate"], flags["num_candidates"]) == (1024, 2e-4, 4194304)
     assert dict(cells["s", 2048].flags)["learning_rate"] == 5e-5 and "minibatch_size" not in flags
-    hand = dict(figures.cells_of("10", "paper")["sapg", "fixed"].flags)
+    hand = dict(figures.cells_of("10", "paper")["SAPG", paper_a_gpu.FIXED].flags)
     assert (hand["num_envs"], hand["minibatch_size"], hand["clip_eps"], hand["vf_coef"]) == (24576, 16384, 0.1, 4.0)
     assert len(grid.with_sources(each(figures.cells_of("10", "paper")))) == 20
