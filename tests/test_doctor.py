@@ -204,15 +204,6 @@ def test_a_report_of_seeds_that_differ_is_of_those_that_agree(tmp_path, capsys, 
     assert "no longer finite (1 of 3 seeds; other seeds: 2 no gain)" in out and "--learning-rate" in out
 
 
-def test_the_line_of_a_search_is_none_of_training(tmp_path):
-    run = write_run(tmp_path / "run", course(RISE, losses__policy_loss=0.1))
-    (old,) = diagnosis.of_run(run)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"update": 401, "global_step": 409600, "search/learnability": 0.2}\n')
-    (new,) = diagnosis.of_run(run)
-    assert len(new.steps) == len(old.steps) and diagnosis.trend(new) == diagnosis.trend(old)
-
-
 CSV = {
     "CleanRL": ("global_step,charts/episodic_return,losses/approx_kl", "{step},{ret},0.01"),
     "Stable-Baselines3": ("time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss", "{step},{ret},-0.7"),
@@ -603,11 +594,6 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     assert found["eps"].difference == pytest.approx(1, abs=0.3) and found["eps"].found == "lifts"
     assert found["lr"].found == "undecided" and np.isnan(found["lr"].returns[3])
     assert np.isnan(found["control"].width) and np.isnan(found["lr"].width)
-
-
-def test_a_lever_that_loses_seeds_is_not_said_to_lift_the_others():
-    difference, width = levers.paired(np.array([4.0, 5, 4, np.nan]), {"control": np.array([0.1, 0.2, 0, 0])}, "lr")
-    assert difference == pytest.approx(12.7 / 3) and np.isnan(width)
 
 
 def test_the_intervals_of_all_levers_hold_together():

@@ -577,12 +577,6 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     ]  # fmt: skip
 
 
-def test_the_list_of_some_figures_names_no_others(monkeypatch, capsys, tmp_path, in_root):
-    call(monkeypatch, "B6", "--list", "--runs-dir", tmp_path, "--results-dir", tmp_path)
-    text = capsys.readouterr().out
-    assert "  B6  N, K in PQN (pqn.py)" in text and "B5" not in text and "laptop" not in text
-
-
 def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, tmp_path, written, in_root):
     cells = laptop_cells("3a", "1a")
     (tmp_path / "laptop").mkdir()
@@ -629,14 +623,6 @@ def test_a_dry_run_prints_a_command_for_each_seed_on_the_host(monkeypatch, tmp_p
     assert out.splitlines() == [shlex.join(grid.command(c, tmp_path / "runs/paper")) for c in runs]
     assert "50 of 50 runs are missing" in err and "--env-id envpool/BigfishHard-v0" in out
     assert all("--num-seeds 1 " in line for line in out.splitlines())
-
-
-def test_what_is_not_run_can_be_drawn_from_what_is_there(monkeypatch, tmp_path, capsys, in_root):
-    pytest.importorskip("rliable")
-    folders = ("--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
-    call(monkeypatch, "B1a", "--preset", "paper", "--launch", "none", *folders)
-    summary = read(tmp_path / "new/fig_B1a_paper.json")
-    assert summary["verdict"] == "open" and len(summary["not_finished"]) == 100
 
 
 def test_all_means_every_figure_of_the_preset():

@@ -254,14 +254,6 @@ def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand)
     assert other.wait() == 0 and grid.state(cell("after"), RUNS) == "finished"
 
 
-def test_what_starts_from_a_run_that_fails_in_another_process_is_not_started():
-    source = cell("source", seconds=0.8, fail=1)
-    process = grid._start(source, RUNS, set())
-    wait_for(starts)
-    assert run(cell("after", source))[0] == ["after: not started, source is not finished"]
-    assert process.wait() == 1 and started() == ["source"]
-
-
 def test_a_run_that_was_started_by_hand_is_left_alone():
     slow = cell("slow", seconds=1)
     words = shlex.split(grid.paste(slow, RUNS))

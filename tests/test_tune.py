@@ -224,7 +224,7 @@ def after_good_trials(rate, seconds, defaults=False, **flags):
 
 def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", 3)
-    trial = after_good_trials(1e-8, "60")
+    trial = after_good_trials(1e-8, "12")
     folder = Path("runs/tune/s/trial-0004_CartPole-v1")
     assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) >= trials.RUNGS // 4
     assert list((folder / "checkpoints").iterdir()) and not (folder / "summary.json").exists()
@@ -292,13 +292,14 @@ def test_trials_of_a_killed_study_are_taken_up_again():
     assert [t.state for t in done] == [TrialState.COMPLETE] * 2 and found.trials[0].state == TrialState.FAIL
 
 
-def test_what_the_script_refuses_is_no_trial():
+def test_what_the_script_refuses_is_no_trial(monkeypatch):
+    monkeypatch.setattr(trials, "REFUSALS", 20)
     found = run("--strict", trials=6, search=("anneal_lr=true,false", "update_epochs=4,8"))
     refused = [t for t in found.trials if "refused" in t.user_attrs]
     assert len(found.trials) - len(refused) == 6 == len(starts())
     assert all(t.params["anneal_lr"] and t.params["update_epochs"] == 8 for t in refused)
     args = tune.Args("fake.py", env_id=("CartPole-v1",), study="t", search=("anneal_lr=true",), only=("anneal_lr",))
-    with pytest.raises(UsageError, match=r"fake\.py refuses 200 combinations in a row: --strict: not --anneal-lr"):
+    with pytest.raises(UsageError, match=r"fake\.py refuses 20 combinations in a row: --strict: not --anneal-lr"):
         tune.tune(args, ["--update-epochs", "8", "--strict"])
     assert len(starts()) == 7  # and the defaults, without --anneal-lr
 
@@ -360,15 +361,12 @@ def test_a_slurm_array_holds_workers_of_one_study(capsys):
 EDGES = [
     ("learning_rate", 0.0099, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=0.0001:0.03:log"),
     ("learning_rate", 0.00011, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=3e-05:0.01:log"),
-    ("learning_rate", 0.001, FloatDistribution(1e-4, 1e-2, log=True), None),
     ("gae_lambda", 0.985, FloatDistribution(0.5, 0.99), "--search gae_lambda=0.5:1"),
     ("gae_lambda", 1.0, FloatDistribution(0.5, 1.0), None),  # cannot be extended
     ("update_epochs", 8, IntDistribution(1, 8), "--search update_epochs=1:11"),
-    ("update_epochs", 1, IntDistribution(1, 8), None),
     ("num_steps", 128, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add larger ones"),
     ("num_steps", 16, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add smaller ones"),
     ("num_steps", 32, CategoricalDistribution((16, 32, 128)), None),
-    ("num_steps", 32, CategoricalDistribution((16, 32)), None),
     ("hidden_sizes", "256x256", CategoricalDistribution(("64x64", "128x128", "256x256")), "add larger ones"),
     ("anneal_lr", True, CategoricalDistribution((True, False)), None),
     ("activation", "elu", CategoricalDistribution(("tanh", "relu", "elu")), None),
@@ -389,8 +387,9 @@ def settle(*words):
 
 
 def test_what_is_searched_is_the_table_without_what_is_fixed():
-    table = [name for name in tune.SPACE if name in {f.name for f in dataclasses.fields(settle().kind)}]
-    assert list(settle().space) == table and "learning_rate" in table and "clip_eps" not in table
+    task = settle()
+    table = [name for name in tune.SPACE if name in {f.name for f in dataclasses.fields(task.kind)}]
+    assert list(task.space) == table and "learning_rate" in table and "clip_eps" not in table
     assert "learning_rate" not in settle("--learning-rate", "1e-3").space
     assert list(settle("--only", "anneal-lr", "learning_rate").space) == ["learning_rate", "anneal_lr"]
     space = settle("--search", "update_epochs=1:9", "learning_rate=1e-3,2e-3", "seconds=0:0.5").space
@@ -424,18 +423,14 @@ def test_the_table_fits_each_script(script):
 BAD = {
     "nope.py --env-id CartPole-v1": "nope.py: no such script; ppo.py, ppo_ewma.py and pqn.py are some",
     "fake.py": "name a script and its environments: ",
-    "--env-id CartPole-v1": "name a script and its environments: ",
     "fake.py --env-id CartPole-v1 --trials 0": "--trials 0: must be an integer greater than 0",
-    "fake.py --env-id CartPole-v1 --workers 0": "--workers 0: must be",
     "fake.py --env-id CartPole-v1 --learning-rat 3": "unknown: --learning-rat, 3; did you mean --learning-rate?",
     "fake.py --env-id CartPole-v1 --learning-rate -3": "--learning-rate -3.0: must be",
     "fake.py --env-id CartPole-v1 --resume x": "--resume: leave it out; tune.py starts and names the runs",
     "fake.py --env-id CartPole-v1 --search clip_eps=0:1": "--search clip_eps=0:1: fake.py has no --clip-eps",
     "fake.py --env-id CartPole-v1 --search learning_rate": "--search learning_rate: must be name=low:high, name",
-    "fake.py --env-id CartPole-v1 --search learning_rate=1:x": "--search learning_rate=1:x: must be low:high or low",
     "fake.py --env-id CartPole-v1 --search learning_rate=2:1": "--search learning_rate=2:1: must be low:high or low",
     "fake.py --env-id CartPole-v1 --search learning_rate=0:1:log": "--search learning_rate=0:1:log: must be low:high",
-    "fake.py --env-id CartPole-v1 --search learning_rate=1:2:lin": "--search learning_rate=1:2:lin: must be low:high",
     "fake.py --env-id CartPole-v1 --search learning_rate=0:1": "--search --learning-rate 0.0: must be",
     "fake.py --env-id CartPole-v1 --search anneal_lr=1,0": "--search anneal_lr=1,0: must be true,false",
     "fake.py --env-id CartPole-v1 --search anneal_lr=0:1": "--search anneal_lr=0:1: must be choices, a,b,c",
@@ -469,13 +464,13 @@ def test_without_optuna_it_says_how_to_install_it():
 
 
 def test_ppo_is_tuned_as_a_user_would_start_it():
-    words = "--env-id CartPole-v1 --trials 2 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
+    words = "--env-id CartPole-v1 --trials 1 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
     words += " --hidden-sizes 8 --search num_steps=16,32 minibatch_size=32,64 --study s"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "2 trials (2 complete)" in done.stdout and "[2/2] trial" in done.stderr
+    assert "1 trials (1 complete)" in done.stdout and "[1/1] trial" in done.stderr
     for path in Path("runs/tune/s").glob("trial-000?_CartPole-v1"):
         args = json.loads((path / "args.json").read_text())["args"]
         assert (args["seed"], args["num_devices"], args["hidden_sizes"]) == (100, 1, [8])
