@@ -1,7 +1,6 @@
 """Reads a run's curves and says whether it climbs, stands still, fell or diverged, and the likely cause.
 
-Everything is judged seed by seed. Thresholds are module constants; they were chosen on seeds 100 to 109 of
-clinic/cases.py, and judged on its seeds 0 to 9.
+Everything is judged seed by seed, by the thresholds below: rules of thumb.
 """
 
 import csv
@@ -13,32 +12,36 @@ import numpy as np
 from common.run import plots
 from common.run.arguments import UsageError
 
-BLOCKS = 20  # a curve is judged by the means of so many equal parts
-STILL = 0.1  # a change of less than this share of all that the run ever gained is none
-SURE_CLIMB = 0.25  # a rise over the last half, with its interval, of more than this share of it is beyond doubt
-FELL = 0.3  # a loss of more than this share of it is a fall
-MIN_UPDATES, MIN_LINES = 30, 15
-
-# What other trainers call the same thing, by the name that it has here. SB3 logs the negative entropy.
 STEP, RETURN = "global_step", "charts/episodic_return"
-FOREIGN = {
-    "CleanRL": {RETURN: "charts/episodic_return", STEP: "global_step", "outer/kl": "losses/approx_kl"},
-    "Stable-Baselines3": {
-        RETURN: "rollout/ep_rew_mean",
-        STEP: "time/total_timesteps",
-        "outer/kl": "train/approx_kl",
-        "-losses/entropy": "train/entropy_loss",
-        "losses/explained_variance": "train/explained_variance",
-    },
-    "rsl_rl": {RETURN: "Train/mean_reward", STEP: "Step", "losses/entropy": "Loss/entropy"},
-}
-
-
 FINITE = ("losses/policy_loss", "losses/td_loss", "outer/update_norm")  # None in the last line: not finite
 READ = (  # keys; all else in a log is not looked at
     *(STEP, RETURN, "outer/own_gain", "outer/fresh_gain", "outer/kl", "losses/entropy", "losses/explained_variance"),
     *("plasticity/dormant_neurons", *FINITE),
 )
+# What CleanRL, Stable-Baselines3 (which logs the negative entropy) and rsl_rl call the same thing.
+ALIASES = {
+    RETURN: ("rollout/ep_rew_mean", "Train/mean_reward"),
+    STEP: ("time/total_timesteps", "Step"),
+    "outer/kl": ("losses/approx_kl", "train/approx_kl"),
+    "losses/entropy": ("train/entropy_loss", "Loss/entropy"),
+    "losses/explained_variance": ("train/explained_variance",),
+}
+NEGATIVE = ("train/entropy_loss",)
+
+# Thresholds of the curve.
+BLOCKS = 20  # a curve is judged by the means of so many equal parts
+STILL = 0.1  # a change of less than this share of all that the run ever gained is none
+SURE_CLIMB = 0.25  # a rise over the last half, with its interval, of more than this share of it is beyond doubt
+FELL = 0.3  # a loss of more than this share of it is a fall
+MIN_UPDATES, MIN_LINES = 30, 15
+# Thresholds of the causes.
+NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
+DORMANT = 0.5  # share of dormant units
+TINY_KL, LOST_ENTROPY = 1e-5, 0.05  # a policy that has hardly moved; usual are 1e-3 to 1e-1 nats per update
+SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
+TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
+REPLACED = 1.0  # KL of an update after which little is left of the policy
+NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
 
 class Course(NamedTuple):
@@ -50,6 +53,9 @@ class Course(NamedTuple):
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.values.get(key, np.full(len(self.steps), np.nan))
+
+    def known(self, key: str) -> np.ndarray:
+        return self[key][np.isfinite(self[key])]
 
 
 class Trend(NamedTuple):
@@ -64,6 +70,26 @@ class Trend(NamedTuple):
     best: float
 
 
+class Numbers(NamedTuple):
+    """What decides on the cause: means from `Trend.since` on, or over the last half of the run."""
+
+    own: float  # gain of an update on its own transitions
+    fresh: float  # ... and on fresh ones,
+    fresh_error: float  # with twice its standard error
+    kl: float
+    entropy: float  # of the last fifth of the run
+    first_entropy: float  # of the first lines
+    explained_variance: float
+    best_explained_variance: float  # of the run's blocks
+    dormant: float
+    spread: float  # of the returns: standard deviation over lines, of the whole run
+
+    @property
+    def unmoved(self) -> bool:
+        """Whether hardly any of the entropy, which may be negative, is gone since the start."""
+        return self.first_entropy - self.entropy < LOST_ENTROPY * abs(self.first_entropy)
+
+
 def of_run(folder: Path) -> list[Course]:
     """The courses of a run's seeds, from its metrics.jsonl."""
     # Evaluations, and searches for levels, have lines of their own.
@@ -72,73 +98,54 @@ def of_run(folder: Path) -> list[Course]:
     if not lines:
         raise UsageError(f"{folder}: no line of training in its metrics.jsonl")
     seeds = max(len(value) if isinstance(value, list) else 1 for line in lines for value in line.values())
-    keys = dict.fromkeys(key for line in lines for key in line)
-    table = {key: np.full((len(lines), seeds), np.nan) for key in keys}
+    table = {key: np.full((len(lines), seeds), np.nan) for line in lines for key in line}
     for i, line in enumerate(lines):
         for key, value in line.items():
-            try:
-                value = np.array(value, np.float64)  # None becomes NaN
-            except ValueError:  # a ragged list, as in a damaged line
-                continue
-            if value.size in (1, seeds) and value.ndim < 2:
-                table[key][i] = value
-    if RETURN not in table:
-        found = next((key for key in plots.PERFORMANCE.values() if key in table), None)
-        if found is None:
-            raise UsageError(f"{folder}: no line of its metrics.jsonl has {RETURN}")
-        table[RETURN] = table[found]
+            values = np.array(value, np.float64)  # None becomes NaN
+            if values.size in (1, seeds):  # else the line is damaged
+                table[key][i] = values
+    performance = next((key for key in plots.PERFORMANCE.values() if key in table), None)
+    if performance is None:
+        raise UsageError(f"{folder}: no line of its metrics.jsonl has {RETURN}")
+    table[RETURN] = table[performance]
     return [
         Course(table[STEP][:, s], {k: v[:, s] for k, v in table.items()}, lines[-1]["update"]) for s in range(seeds)
     ]
 
 
-def of_csv(file: Path, columns: dict[str, str]) -> list[Course]:
-    """The course in another trainer's CSV. columns: key here -> name there; without it, known names are tried."""
-    for key, name in columns.items():
-        if key not in READ:
-            raise UsageError(f"--columns {key}={name}: {key} is not read; there are {', '.join(READ)}")
+def of_csv(file: Path) -> list[Course]:
+    """The course in another trainer's CSV, whose columns have the names of READ or ALIASES."""
     try:
         with open(file, newline="", encoding="utf-8-sig", errors="replace") as text:
-            rows = list(csv.DictReader(text, restkey="more columns than titles"))
+            rows = list(csv.DictReader(text))
     except (OSError, csv.Error) as error:
         raise UsageError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     there = [name for name in rows[0] if name] if rows else []
-    known = next((names for names in FOREIGN.values() if {names[RETURN], names[STEP]} <= set(there)), {})
-    names = {name.lstrip("-"): name for name in known}
-    chosen = {name: known[spelled] for name, spelled in names.items()} | columns
-    for name in (STEP, RETURN):
-        if chosen.get(name) not in there:
-            said = f"no column {chosen[name]}" if name in chosen else f"which column is {name}?"
-            hint = f"it has {', '.join(there[:12])}{', ...' * (len(there) > 12)}" if there else "it has no rows"
-            raise UsageError(f"{file}: {said} --columns {name}=NAME says so; {hint}")
-
-    lost = [f"{key}={name}" for key, name in columns.items() if name not in there]
-    if lost:
-        raise UsageError(f"--columns {lost[0]}: {file} has {', '.join(there[:12])}{', ...' * (len(there) > 12)}")
-
-    def number(text: Any, key: str = "") -> float:
-        try:
-            value = float(text)
-        except (TypeError, ValueError):
-            return np.nan
-        # Infinity tells a loss that is no longer finite from an empty cell, which is NaN.
-        return value if np.isfinite(value) else np.inf if key in FINITE else np.nan
-
-    values = {k: np.array([number(row.get(name), k) for row in rows]) for k, name in chosen.items() if name in there}
-    for name, spelled in names.items():
-        if spelled.startswith("-") and name in values and name not in columns:
-            values[name] = -values[name]
-    values |= {name: np.array([number(row.get(name), name) for row in rows]) for name in there if name not in values}
-    values = {key: value for key, value in values.items() if key not in FINITE or not np.isnan(value).all()}
+    found = {key: next((name for name in (key, *ALIASES.get(key, ())) if name in there), None) for key in READ}
+    names = {key: name for key, name in found.items() if name}
+    for key in (STEP, RETURN):
+        if key not in names:
+            has = f"it has {', '.join(there[:12])}{', ...' * (len(there) > 12)}" if there else "it has no rows"
+            raise UsageError(f"{file}: which column is {key}? Name one of them so; {has}")
+    values = {key: np.array([number(row[name], key in FINITE) for row in rows]) for key, name in names.items()}
+    values = {key: -value if names[key] in NEGATIVE else value for key, value in values.items()}
     kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
     if not kept.any():
-        raise UsageError(f"{file}: no row with numbers in both {chosen[STEP]} and {chosen[RETURN]}")
+        raise UsageError(f"{file}: no row with numbers in both {names[STEP]} and {names[RETURN]}")
     # Other trainers write losses and returns in lines of their own: each return gets the values before it.
     order = np.argsort(values[STEP], kind="stable")
-    values = {key: value[order] for key, value in values.items()}
-    values = {key: value if key in (STEP, RETURN) else carried(value) for key, value in values.items()}
-    values = {key: value[kept[order]] for key, value in values.items()}
+    values = {k: v[order] if k in (STEP, RETURN) else carried(v[order]) for k, v in values.items()}
+    values = {k: v[kept[order]] for k, v in values.items() if k not in FINITE or not np.isnan(v).all()}
     return [Course(values[STEP], values, np.inf)]
+
+
+def number(text: Any, infinite: bool) -> float:
+    """NaN if it is none. infinite: what is not finite is infinity, and so not taken for an empty cell."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return np.nan
+    return value if np.isfinite(value) else np.inf if infinite else np.nan
 
 
 def carried(values: np.ndarray) -> np.ndarray:
@@ -149,28 +156,23 @@ def carried(values: np.ndarray) -> np.ndarray:
     return values[known[np.maximum(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0)]]
 
 
-def blocks_of(values: np.ndarray, number: int = BLOCKS) -> np.ndarray:
-    """Means of equal parts, ignoring NaN. [T] -> [number]."""
-    parts = np.array_split(values, number)
-    return np.array([np.nanmean(part) if np.isfinite(part).any() else np.nan for part in parts])
+def blocks_of(values: np.ndarray, number: int) -> np.ndarray:
+    """Means of equal parts. [T] -> [number]."""
+    return np.array([mean(part) for part in np.array_split(values, number)])
 
 
 def line_through(values: np.ndarray) -> tuple[float, float]:
     """The change of a straight line through the values from its first to its last, and half of its 95 % interval."""
-    from scipy.special import stdtrit
+    from scipy import stats
 
     n = len(values)
-    x = np.arange(n) - (n - 1) / 2
-    slope = x @ values / (x @ x)
-    residual = values - values.mean() - slope * x
-    error = np.sqrt(residual @ residual / (n - 2) / (x @ x))
-    return slope * (n - 1), float(stdtrit(n - 2, 0.975)) * error * (n - 1)
+    line = stats.linregress(np.arange(n), values)
+    return line.slope * (n - 1), float(stats.t.ppf(0.975, n - 2)) * line.stderr * (n - 1)
 
 
 def trend(course: Course) -> Trend:
     """How the return went, and since when it stands still if it does."""
-    known = np.isfinite(course[RETURN])
-    returns = course[RETURN][known]
+    returns = course.known(RETURN)
     nothing = Trend("few updates", 0, float(returns.mean()) if len(returns) else np.nan, *[np.nan] * 4)
     if any(not np.isfinite(course[key][-1]) for key in FINITE if key in course.values):
         return nothing._replace(state="diverged")
@@ -188,89 +190,59 @@ def trend(course: Course) -> Trend:
     change, error = line_through(blocks[-max(5, n // 2) :])
     result = Trend("unclear", 0, float(blocks[-n // 4 :].mean()), change, error, gained, rolling.max())
     lost = rolling.max() - rolling[-1]
+    fell = result._replace(state="fell", change=-lost, error=2 * noise)
     if lost > FELL * scale and lost > 4 * noise and gained > 4 * noise:
-        return result._replace(state="fell", change=-lost, error=2 * noise)
+        return fell
     if gained < 5 * noise:  # it never got above its start, but may have fallen from there, or fallen and come back
-        change, error = line_through(blocks)
-        if change + error < -scale:
-            return result._replace(state="fell", change=-lost, error=2 * noise)
-        if result.change - result.error > scale:
+        if sum(line_through(blocks)) < -scale:
+            return fell
+        if change - error > scale:
             return result._replace(state="climbing", gained=float(np.ptp(rolling)))
     for size in range(n, max(5, n // 4) - 1, -1):
         change, error = line_through(blocks[-size:])
         none = change - error <= 0 or change + error < STILL * scale
         if none and change + error < STILL * wide and change - error > -2 * STILL * wide:
             at = len(returns) - sum(len(part) for part in np.array_split(returns, n)[-size:])
+            since = int(np.flatnonzero(np.isfinite(course[RETURN]))[at])
             level = float(blocks[-size:].mean())
-            return result._replace(
-                state="still", since=int(np.flatnonzero(known)[at]), level=level, change=change, error=error
-            )
+            return result._replace(state="still", since=since, level=level, change=change, error=error)
     return result._replace(state="climbing") if result.change - result.error > 0 else result
 
 
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Mean, and its standard error from the means of up to ten blocks, whose lines need not be independent."""
-    values = values[np.isfinite(values)]
-    if len(values) < 2:
-        return (float(values.mean()) if len(values) else np.nan), np.nan
-    parts = blocks_of(values, min(10, len(values)))
-    return float(values.mean()), float(parts.std(ddof=1) / np.sqrt(len(parts)))
-
-
-class Numbers(NamedTuple):
-    """What decides on the cause: means from `Trend.since` on, or over the last half of the run."""
-
-    own: float  # gain of an update on its own transitions
-    fresh: float  # ... and on fresh ones,
-    fresh_error: float  # with twice its standard error
-    kl: float
-    entropy: float  # of the last fifth of the run
-    first_entropy: float  # of the first lines
-    explained_variance: float
-    best_explained_variance: float  # of the run's blocks
-    dormant: float
-    spread: float  # of the returns: standard deviation over lines, of the whole run
+def mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan
 
 
 def numbers(course: Course, t: Trend) -> Numbers:
-    half = len(course.steps) // 2
-    start = t.since if t.state == "still" else half
-    late = lambda key: mean_and_error(course[key][start:])[0]  # noqa: E731
-    fresh, error = mean_and_error(course["outer/fresh_gain"][start:])
-    first = course["losses/entropy"][np.isfinite(course["losses/entropy"])][:3]
-    returns = course[RETURN][np.isfinite(course[RETURN])]
-    explained = course["losses/explained_variance"]
-    explained = explained[np.isfinite(explained)]
+    lines, explained = len(course.steps), course.known("losses/explained_variance")
+    start = t.since if t.state == "still" else lines // 2
+    late = lambda key: mean(course[key][start:])  # noqa: E731
+    fresh = course["outer/fresh_gain"][start:]
+    # The error is from the means of up to ten blocks, because lines need not be independent.
+    parts = blocks_of(fresh[np.isfinite(fresh)], min(10, max(1, np.isfinite(fresh).sum())))
     return Numbers(
-        late("outer/own_gain"),
-        fresh,
-        2 * error,
-        late("outer/kl"),
-        mean_and_error(course["losses/entropy"][-max(1, len(course.steps) // 5) :])[0],
-        float(first.mean()) if len(first) else np.nan,
-        late("losses/explained_variance"),
-        float(np.nanmax(blocks_of(explained, min(BLOCKS, len(explained))))) if len(explained) else np.nan,
-        late("plasticity/dormant_neurons"),
-        float(returns.std()) if len(returns) else np.nan,
+        own=late("outer/own_gain"),
+        fresh=mean(fresh),
+        fresh_error=2 * float(parts.std(ddof=1) / np.sqrt(len(parts))) if len(parts) > 1 else np.nan,
+        kl=late("outer/kl"),
+        entropy=mean(course["losses/entropy"][-max(1, lines // 5) :]),
+        first_entropy=mean(course.known("losses/entropy")[:3]),
+        explained_variance=late("losses/explained_variance"),
+        best_explained_variance=blocks_of(explained, min(BLOCKS, len(explained))).max() if len(explained) else np.nan,
+        dormant=late("plasticity/dormant_neurons"),
+        spread=float(np.std(course.known(RETURN))) if len(course.known(RETURN)) else np.nan,
     )
-
-
-# Thresholds of the causes.
-NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
-DORMANT = 0.5  # share of dormant units
-TINY_KL, LOST_ENTROPY = 1e-5, 0.05  # a policy that has hardly moved
-SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
-TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
-REPLACED = 1.0  # KL of an update after which little is left of the policy
-NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
 
 def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     """The first cause that fits, or the state if that is no standstill, or "unknown". -> label, trend, numbers."""
     t = trend(course)
     n = numbers(course, t)
+    too_slow = n.kl < TINY_KL and n.unmoved
     if t.state in ("diverged", "few updates"):
-        return t.state, t, n
+        # That the policy does not move is seen after a few updates.
+        return "slow" if too_slow and t.state == "few updates" else t.state, t, n
     # Where fresh transitions would take back much of an update, a wild curve that happens to rise is no climb. A sure
     # one is: PPO-EWMA with a large centre of mass pulls each update back to its proximal policy, and climbs.
     takes_back = n.fresh + n.fresh_error / 2 < 0 and n.fresh < TAKEN_BACK * n.own
@@ -278,20 +250,15 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     thrashes = n.own > SETTLED_GAIN and (takes_back or replaces)
     if t.state == "climbing" and (not thrashes or t.change - t.error > SURE_CLIMB * t.gained):
         return "climbing", t, n
+    gains_nothing = n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own
+    causes = {  # the most certain first
+        "exploration": n.spread <= NO_SPREAD * abs(t.level),
+        "network": n.dormant > DORMANT,
+        "slow": too_slow,
+        "critic": n.best_explained_variance < NO_CRITIC,
+        "step": thrashes,
+        "settled": n.own < SETTLED_GAIN,
+        "no gain": gains_nothing and t.state != "fell",
+    }
     label = t.state if t.state in ("fell", "unclear") else "unknown"
-    # The most certain first.
-    if n.spread <= NO_SPREAD * abs(t.level):
-        label = "exploration"
-    elif n.dormant > DORMANT:
-        label = "network"
-    elif n.kl < TINY_KL and n.first_entropy - n.entropy < LOST_ENTROPY * abs(n.first_entropy):  # it may be negative
-        label = "slow"
-    elif n.best_explained_variance < NO_CRITIC:
-        label = "critic"
-    elif thrashes:
-        label = "step"
-    elif n.own < SETTLED_GAIN:
-        label = "settled"
-    elif t.state != "fell" and (n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own):
-        label = "no gain"
-    return label, t, n
+    return next((cause for cause, fits in causes.items() if fits), label), t, n

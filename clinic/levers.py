@@ -19,6 +19,7 @@ NOT_TAKEN = {
     *("log_every", "eval_every", "num_eval_episodes", "capture_video", "plasticity_every"),
     *("base_num_envs", "num_minibatches"),  # they follow from the number of environments and the minibatch's size
 }
+QUIET = {"num_eval_episodes": 0, "plasticity_every": 0, "checkpoint_every": 0, "halt_on_nan": False}
 
 
 class Lever(NamedTuple):
@@ -50,44 +51,42 @@ def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
     """The levers that this run has, the control first. fresh: the branch starts from scratch."""
     # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
     com = getattr(args, "com", 0.0) or args.update_epochs * args.num_minibatches / 2
+    bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
     found = {
         "control": Lever("nothing changed", {}),
         "envs": Lever("8 x the environments, more minibatches", {"num_envs": 8 * args.num_envs}),
         "minibatch": Lever("8 x larger minibatches", {"minibatch_size": 8 * args.minibatch_size}),
         "lr": Lever("a quarter of the learning rate", {"learning_rate": args.learning_rate / 4}),
+        "lr_up": Lever("4 x the learning rate", {"learning_rate": 4 * args.learning_rate}),
         "epochs": Lever("a quarter of the epochs", {"update_epochs": max(1, args.update_epochs // 4)}),
+        "eps": Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4}),
+        "com": Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma"),
+        "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),
+        "critic": Lever("a fresh critic", {"fresh_critic": True}),
     }
-    if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
-        del found["minibatch"]
-    if args.update_epochs == 1:
-        del found["epochs"]
-    found["eps"] = Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4})
-    found["com"] = Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma")
-    bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
-    found["entropy"] = Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01})
-    if not fresh:
-        found["critic"] = Lever("a fresh critic", {"fresh_critic": True})
-    return found
+    without = {
+        "minibatch": args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks),
+        "epochs": args.update_epochs == 1,
+        "critic": fresh,
+    }
+    return {name: lever for name, lever in found.items() if not without.get(name)}
 
 
 def cells_of(
     run: str, script: str, args: Any, levers: dict[str, Lever], budget: int, seeds: Sequence[int], fresh: bool
 ) -> dict[tuple[str, int], grid.Cell]:
     """The branches, by lever and seed. A run of several seeds is branched as a whole, each seed from its own state."""
-    together = args.num_seeds > 1
+    together, default = args.num_seeds > 1, type(args)()
     base = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in NOT_TAKEN}
-    default = type(args)()
-    base = {name: value for name, value in base.items() if value != getattr(default, name)}
+    base = {name: value for name, value in base.items() if value != getattr(default, name)} | QUIET
     base |= {"minibatch_size": args.minibatch_size, "num_envs": args.num_envs}
-    base |= {"num_eval_episodes": 0, "plasticity_every": 0, "checkpoint_every": 0, "halt_on_nan": False}
     cells = {}
     for name, lever in levers.items():
         for seed in [args.seed] if together else seeds:
             flags = base | lever.flags
             updates = max(1, budget // (flags["num_envs"] * args.num_steps))
-            total = updates * flags["num_envs"] * args.num_steps
-            flags |= {"total_timesteps": total, "seed": seed, "num_seeds": args.num_seeds if together else 1}
-            flags |= {"log_every": max(1, updates // 100)}
+            flags |= {"total_timesteps": updates * flags["num_envs"] * args.num_steps, "seed": seed}
+            flags |= {"num_seeds": args.num_seeds, "log_every": max(1, updates // 100)}
             # The branches lie in the run's folder, so its name is enough: its path may be spelled in several ways.
             told = {} if fresh else {"init_from": Path(run).name}
             cell = grid.named(lever.script or script, flags | told, {"lever": name, "seed": seed}, updates)
@@ -95,20 +94,24 @@ def cells_of(
     return cells
 
 
-def curve(folder: Path, cell: grid.Cell) -> tuple[np.ndarray, np.ndarray]:
-    """Steps [T] and returns [T, seeds] of a finished branch."""
-    return plots.series(plots.read_lines(folder / cell.name), RETURN)
+def curves(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Steps [T] and returns [T, seeds] of each lever's branches, up to the end of the shortest."""
+    found: dict[str, list] = {}
+    for (name, _), cell in cells.items():
+        x, y = plots.series(plots.read_lines(folder / cell.name), RETURN)
+        found.setdefault(name, []).extend([(x, y)] * bool(len(x)))
+    shortest = {name: min(len(x) for x, _ in parts) for name, parts in found.items() if parts}
+    return {n: (found[n][0][0][:t], np.concatenate([y[:t] for _, y in found[n]], axis=1)) for n, t in shortest.items()}
 
 
 def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outcome]:
     """What each finished lever did. The return of a branch is the mean over its last quarter."""
     ends: dict[str, list[np.ndarray]] = {}
     for (name, _), cell in cells.items():
-        _, returns = curve(folder, cell) if grid.state(cell, folder) == "finished" else (None, np.empty((0, 1)))
-        tail = returns[-max(1, len(returns) // 4) :]
+        lines = plots.read_lines(folder / cell.name) if grid.state(cell, folder) == "finished" else []
+        _, returns = plots.series(lines, RETURN)
         # A line in which no episode of a seed ended has no return of it.
-        end = np.array([np.mean(seed[np.isfinite(seed)]) if np.isfinite(seed).any() else np.nan for seed in tail.T])
-        ends.setdefault(name, []).append(end)
+        ends.setdefault(name, []).append(plots.mean_and_ci(returns[-max(1, len(returns) // 4) :].T)[0])
     per_seed = {name: np.concatenate(values) for name, values in ends.items()}
     return [Outcome(name, values, *paired(values, per_seed, name)) for name, values in per_seed.items()]
 
@@ -116,13 +119,13 @@ def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outc
 def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tuple[float, float]:
     """Mean difference from the control, and half of its t-interval, which there is only if all seeds have ended well:
     those that are left are no sample. [seeds] -> difference, width."""
-    from scipy.special import stdtrit
+    from scipy import stats
 
     differences = values - per_seed["control"]
-    differences = differences[np.isfinite(differences)]
-    n, levers = len(differences), max(1, len(per_seed) - 1)
-    if n == 0 or name == "control":
+    known = differences[np.isfinite(differences)]
+    if name == "control" or not len(known):
         return (0.0 if name == "control" else np.nan), np.nan
-    known = 1 < n == len(values)
-    error = differences.std(ddof=1) / np.sqrt(n) if known else np.nan
-    return float(differences.mean()), float(stdtrit(n - 1, 1 - 0.025 / levers) * error) if known else np.nan
+    if not 1 < len(known) == len(values):
+        return float(known.mean()), np.nan
+    quantile = stats.t.ppf(1 - 0.025 / max(1, len(per_seed) - 1), len(known) - 1)
+    return float(known.mean()), float(quantile * stats.sem(known))

@@ -426,11 +426,8 @@ def recipe_cells(p: Preset) -> Cells:
     """With the good epsilon, so that only the inner loop differs. At the base's N all recipes are the same run."""
     base, common = p.base["num_envs"], {"clip_eps": p.good_eps, "num_seeds": p.scaled_seeds}
     same = ppo(p, **common)
-    return {
-        (recipe, n): same if n == base else ppo(p, num_envs=n, base_num_envs=base, scaling=recipe, **common)
-        for recipe in RECIPES
-        for n in p.scaled_envs
-    }
+    other = lambda recipe, n: ppo(p, num_envs=n, base_num_envs=base, scaling=recipe, **common)  # noqa: E731
+    return {(r, n): same if n == base else other(r, n) for r in RECIPES for n in p.scaled_envs}
 
 
 def recipe_arms(d: Data, cells: Cells) -> Arms:
@@ -496,11 +493,7 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
 def trade_arms(d: Data, cells: Cells) -> Arms:
     """The effects of figure 12: for each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no
     COM rescues too large an epsilon."""
-    arms, coms, epsilons = (
-        Arms(d, cells, lambda key: f"--com {key[0]:g} --clip-eps {key[1]:g}"),
-        parts(cells, 0),
-        parts(cells, 1),
-    )
+    arms, coms, epsilons = Arms(d, cells, pair_label), parts(cells, 0), parts(cells, 1)
     best = arms.best(list(cells))
     for com in coms:
         arms.not_below(best, arms.best([(com, eps) for eps in epsilons]), MARGIN)

@@ -57,8 +57,9 @@ def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
         height = 4.6 if panels == 1 else 2.0 + 2.9 * -(-panels // columns)
         figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
         _draw_panels(figure, what, columns)
-        figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left")
-        figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
+        # parse_math: a run's name may have $ signs.
+        figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left", parse_math=False)
+        figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left", parse_math=False)
         figure.savefig(out, dpi=110)
 
 

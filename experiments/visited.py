@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,13 +68,8 @@ def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
     """Projects x into a plane. [n, features] -> [n, 2]."""
     if not umap:
         return np.asarray(metrics.pca(x))
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from umap import UMAP
-
-        return UMAP(random_state=0).fit_transform(x)
+    with warnings.catch_warnings(action="ignore"):
+        return importlib.import_module("umap").UMAP(random_state=0).fit_transform(x)
 
 
 def observations(folder: Path, run: Cell) -> np.ndarray:

@@ -31,12 +31,13 @@ def test_what_a_sweep_tries_is_accepted(name):
     assert sweep["command"] == ["${env}", "python", "${program}", "--track", "${args}"]
     choices = {flag: each.get("values", [each.get("value")]) for flag, each in sweep["parameters"].items()}
     assert all(value is not None for values in choices.values() for value in values)
-    tried = [{flag: values[end] for flag, values in choices.items()} for end in (0, -1)]
-    tried += [tried[0] | {flag: value} for flag, values in choices.items() for value in values]
-    for flags in tried:
+    first, last = ({flag: values[end] for flag, values in choices.items()} for end in (0, -1))
+    for flags in (first, last):
         args = parse(SCRIPTS[name].Args, "", ["--track", *(f"--{flag}={value}" for flag, value in flags.items())])
         for flag, value in flags.items():
             assert getattr(args, flag.replace("-", "_")) == value
+    for flag, value in ((flag, value) for flag, values in choices.items() for value in values):
+        SCRIPTS[name].Args(**{flag.replace("-", "_"): value for flag, value in (first | {flag: value}).items()})
 
 
 def test_the_workspace_has_panels_over_steps_and_over_updates():

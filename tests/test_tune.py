@@ -26,38 +26,39 @@ from tuning import report, trials
 from tuning.references import reference_score
 
 ROOT = Path(__file__).parents[1]
-FAKE = f'''
+FAKE = '''
 """Imitates a training script: its best learning rate is 10^-2.5, and annealing adds 0.3 to the score."""
 import json, math, os, shlex, signal, sys, time
-from dataclasses import dataclass
 from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-from common.run.arguments import Positive, RunArgs, Steps, UsageError
 
-@dataclass(frozen=True)
-class Args(RunArgs):
-    env_id: str = "CartPole-v1"
-    seed: int = 0
-    num_seeds: Positive[int] = 1
-    total_timesteps: Steps = 2000
-    num_envs: Positive[int] = 10
-    num_steps: Positive[int] = 10
-    learning_rate: Positive[float] = 1e-3
-    anneal_lr: bool = False
-    update_epochs: Positive[int] = 4
-    hidden_sizes: tuple[Positive[int], ...] = (64, 64)
-    seconds: float = 0.0
-    break_above: float = 1.0
-    refuse: bool = False
-    strict: bool = False
+if __name__ != "__main__":  # importing takes longer than a run
+    from dataclasses import dataclass
+    from common.run.arguments import Positive, RunArgs, Steps, UsageError
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.strict and self.anneal_lr and self.update_epochs == 8:
-            raise UsageError("--strict: not --anneal-lr with --update-epochs 8")
+    @dataclass(frozen=True)
+    class Args(RunArgs):
+        env_id: str = "CartPole-v1"
+        seed: int = 0
+        num_seeds: Positive[int] = 1
+        total_timesteps: Steps = 2000
+        num_envs: Positive[int] = 10
+        num_steps: Positive[int] = 10
+        learning_rate: Positive[float] = 1e-3
+        anneal_lr: bool = False
+        update_epochs: Positive[int] = 4
+        hidden_sizes: tuple[Positive[int], ...] = (64, 64)
+        seconds: float = 0.0
+        break_above: float = 1.0
+        refuse: bool = False
+        strict: bool = False
+
+        def __post_init__(self):
+            super().__post_init__()
+            if self.strict and self.anneal_lr and self.update_epochs == 8:
+                raise UsageError("--strict: not --anneal-lr with --update-epochs 8")
 
 def main():
-    words = {{}}
+    words = {}
     for word in sys.argv[1:]:
         if word.startswith("--"):
             words[name := word] = []
@@ -79,21 +80,21 @@ def main():
     if rate > float(words.get("--break-above", ["1"])[0]):
         print("a page\\nfake.py: update 3: parameters are no longer finite", file=sys.stderr)
         sys.exit(1)
-    low, high = {{"CartPole-v1": (22.4, 500), "Pendulum-v1": (-1227, -172)}}.get(words["--env-id"][0], (0, 1))
+    low, high = {"CartPole-v1": (22.4, 500), "Pendulum-v1": (-1227, -172)}.get(words["--env-id"][0], (0, 1))
     value = low + (high - low) * (1 - (math.log10(rate) + 2.5) ** 2 + 0.3 * ("--anneal-lr" in words))
     caught = []
     signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
     (run / "cores.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
     with open(run / "metrics.jsonl", "a") as file:
         for update in range(1, 21):
-            line = {{"update": update, "global_step": total * update // 20, "charts/episodic_return": value}}
+            line = {"update": update, "global_step": total * update // 20, "charts/episodic_return": value}
             file.write(json.dumps(line) + "\\n")
             file.flush()
             time.sleep(float(words.get("--seconds", ["0"])[0]) / 20)
             if caught:
                 (run / "checkpoints" / str(update)).mkdir()
                 sys.exit(143)
-    found = {{"updates": 20, "num_updates": 20, "eval/episodic_return": {{"mean": value}}, "steps_per_second": 1234}}
+    found = {"updates": 20, "num_updates": 20, "eval/episodic_return": {"mean": value}, "steps_per_second": 1234}
     (run / "summary.json").write_text(json.dumps(found))
 
 if __name__ == "__main__":
@@ -223,7 +224,7 @@ def after_good_trials(rate, seconds, defaults=False, **flags):
 
 def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", 3)
-    trial = after_good_trials(1e-8, "60")
+    trial = after_good_trials(1e-8, "12")
     folder = Path("runs/tune/s/trial-0004_CartPole-v1")
     assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) >= trials.RUNGS // 4
     assert list((folder / "checkpoints").iterdir()) and not (folder / "summary.json").exists()
@@ -235,12 +236,12 @@ def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
 )
 def test_no_other_run_is_pruned(rate, startup, flags, monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", startup)
-    trial = after_good_trials(rate, "2", **flags)
+    trial = after_good_trials(rate, "0.8", **flags)
     assert trial.state == TrialState.COMPLETE and bool(trial.intermediate_values) == (flags.get("pruner") != "none")
 
 
 def test_what_pruners_see_rises_with_each_environment():
-    found = run("--seconds", "2", trials=1, envs=("CartPole-v1", "Pendulum-v1"))
+    found = run("--seconds", "0.8", trials=1, envs=("CartPole-v1", "Pendulum-v1"))
     seen = found.trials[0].intermediate_values
     first = [v for step, v in seen.items() if step <= trials.RUNGS]
     second = [v for step, v in seen.items() if step > trials.RUNGS]
@@ -256,19 +257,18 @@ def started(*words):
 
 
 def wait_for(*patterns):
-    for _ in range(600):
+    for _ in range(3000):
         if all(list(Path().glob(pattern)) for pattern in patterns):
             return
-        time.sleep(0.1)
+        time.sleep(0.02)
     raise AssertionError(patterns)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them(number):
+def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them():
     words = ["--seconds", "3", "--workers", "2", "--trials", "3"]
     process = started(*words)
     wait_for("runs/tune/s/trial-0000*/metrics.jsonl", "runs/tune/s/trial-0001*/metrics.jsonl")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "the same command goes on" in said and "Traceback" not in said
     for trial in (0, 1):
@@ -282,23 +282,24 @@ def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them(number):
 
 
 def test_trials_of_a_killed_study_are_taken_up_again():
-    process = started("--seconds", "5", "--trials", "2")
+    process = started("--seconds", "2", "--trials", "2")
     wait_for("runs/tune/s/trial-0000*/metrics.jsonl")
     process.kill()
     process.wait()
     assert [t.state for t in study().trials] == [TrialState.RUNNING]
-    found = run("--seconds", "5", trials=2)
+    found = run("--seconds", "2", trials=2)
     done = report.counting(found)
     assert [t.state for t in done] == [TrialState.COMPLETE] * 2 and found.trials[0].state == TrialState.FAIL
 
 
-def test_what_the_script_refuses_is_no_trial():
+def test_what_the_script_refuses_is_no_trial(monkeypatch):
+    monkeypatch.setattr(trials, "REFUSALS", 20)
     found = run("--strict", trials=6, search=("anneal_lr=true,false", "update_epochs=4,8"))
     refused = [t for t in found.trials if "refused" in t.user_attrs]
     assert len(found.trials) - len(refused) == 6 == len(starts())
     assert all(t.params["anneal_lr"] and t.params["update_epochs"] == 8 for t in refused)
     args = tune.Args("fake.py", env_id=("CartPole-v1",), study="t", search=("anneal_lr=true",), only=("anneal_lr",))
-    with pytest.raises(UsageError, match=r"fake\.py refuses 200 combinations in a row: --strict: not --anneal-lr"):
+    with pytest.raises(UsageError, match=r"fake\.py refuses 20 combinations in a row: --strict: not --anneal-lr"):
         tune.tune(args, ["--update-epochs", "8", "--strict"])
     assert len(starts()) == 7  # and the defaults, without --anneal-lr
 
@@ -339,7 +340,7 @@ def test_each_worker_keeps_to_its_cores():
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
     mine = os.sched_getaffinity(0)
-    run("--seconds", "1", trials=2, workers=2)
+    run("--seconds", "0.5", trials=2, workers=2)
     kept = sorted(json.loads(path.read_text()) for path in Path().glob("runs/tune/s/trial-*/cores.json"))
     assert kept == sorted(sorted(share) for share in grid.shares(2)) and os.sched_getaffinity(0) == mine
 
@@ -360,15 +361,12 @@ def test_a_slurm_array_holds_workers_of_one_study(capsys):
 EDGES = [
     ("learning_rate", 0.0099, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=0.0001:0.03:log"),
     ("learning_rate", 0.00011, FloatDistribution(1e-4, 1e-2, log=True), "--search learning_rate=3e-05:0.01:log"),
-    ("learning_rate", 0.001, FloatDistribution(1e-4, 1e-2, log=True), None),
     ("gae_lambda", 0.985, FloatDistribution(0.5, 0.99), "--search gae_lambda=0.5:1"),
     ("gae_lambda", 1.0, FloatDistribution(0.5, 1.0), None),  # cannot be extended
     ("update_epochs", 8, IntDistribution(1, 8), "--search update_epochs=1:11"),
-    ("update_epochs", 1, IntDistribution(1, 8), None),
     ("num_steps", 128, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add larger ones"),
     ("num_steps", 16, CategoricalDistribution((16, 32, 128)), "num_steps=16,32,128: add smaller ones"),
     ("num_steps", 32, CategoricalDistribution((16, 32, 128)), None),
-    ("num_steps", 32, CategoricalDistribution((16, 32)), None),
     ("hidden_sizes", "256x256", CategoricalDistribution(("64x64", "128x128", "256x256")), "add larger ones"),
     ("anneal_lr", True, CategoricalDistribution((True, False)), None),
     ("activation", "elu", CategoricalDistribution(("tanh", "relu", "elu")), None),
@@ -389,8 +387,9 @@ def settle(*words):
 
 
 def test_what_is_searched_is_the_table_without_what_is_fixed():
-    table = [name for name in tune.SPACE if name in {f.name for f in dataclasses.fields(settle().kind)}]
-    assert list(settle().space) == table and "learning_rate" in table and "clip_eps" not in table
+    task = settle()
+    table = [name for name in tune.SPACE if name in {f.name for f in dataclasses.fields(task.kind)}]
+    assert list(task.space) == table and "learning_rate" in table and "clip_eps" not in table
     assert "learning_rate" not in settle("--learning-rate", "1e-3").space
     assert list(settle("--only", "anneal-lr", "learning_rate").space) == ["learning_rate", "anneal_lr"]
     space = settle("--search", "update_epochs=1:9", "learning_rate=1e-3,2e-3", "seconds=0:0.5").space
@@ -424,18 +423,14 @@ def test_the_table_fits_each_script(script):
 BAD = {
     "nope.py --env-id CartPole-v1": "nope.py: no such script; ppo.py, ppo_ewma.py and pqn.py are some",
     "fake.py": "name a script and its environments: ",
-    "--env-id CartPole-v1": "name a script and its environments: ",
     "fake.py --env-id CartPole-v1 --trials 0": "--trials 0: must be greater than 0",
-    "fake.py --env-id CartPole-v1 --workers 0": "--workers 0: must be",
     "fake.py --env-id CartPole-v1 --learning-rat 3": "unknown: --learning-rat, 3; did you mean --learning-rate?",
     "fake.py --env-id CartPole-v1 --learning-rate -3": "--learning-rate -3.0: must be",
     "fake.py --env-id CartPole-v1 --resume x": "--resume: leave it out; tune.py starts and names the runs",
     "fake.py --env-id CartPole-v1 --search clip_eps=0:1": "--search clip_eps=0:1: fake.py has no --clip-eps",
     "fake.py --env-id CartPole-v1 --search learning_rate": "--search learning_rate: must be name=low:high, name",
-    "fake.py --env-id CartPole-v1 --search learning_rate=1:x": "--search learning_rate=1:x: must be low:high or low",
     "fake.py --env-id CartPole-v1 --search learning_rate=2:1": "--search learning_rate=2:1: must be low:high or low",
     "fake.py --env-id CartPole-v1 --search learning_rate=0:1:log": "--search learning_rate=0:1:log: must be low:high",
-    "fake.py --env-id CartPole-v1 --search learning_rate=1:2:lin": "--search learning_rate=1:2:lin: must be low:high",
     "fake.py --env-id CartPole-v1 --search learning_rate=0:1": "--search --learning-rate 0.0: must be",
     "fake.py --env-id CartPole-v1 --search anneal_lr=1,0": "--search anneal_lr=1,0: must be true,false",
     "fake.py --env-id CartPole-v1 --search anneal_lr=0:1": "--search anneal_lr=0:1: must be choices, a,b,c",
@@ -469,13 +464,13 @@ def test_without_optuna_it_says_how_to_install_it():
 
 
 def test_ppo_is_tuned_as_a_user_would_start_it():
-    words = "--env-id CartPole-v1 --trials 2 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
+    words = "--env-id CartPole-v1 --trials 1 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
     words += " --hidden-sizes 8 --search num_steps=16,32 minibatch_size=32,64 --study s"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "2 trials (2 complete)" in done.stdout and "[2/2] trial" in done.stderr
+    assert "1 trials (1 complete)" in done.stdout and "[1/1] trial" in done.stderr
     for path in Path("runs/tune/s").glob("trial-000?_CartPole-v1"):
         args = json.loads((path / "args.json").read_text())["args"]
         assert (args["seed"], args["num_devices"], args["hidden_sizes"]) == (100, 1, [8])

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import types
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from conftest import Toy, write_run
 
 import ppo
-from common import envs
+from common import arrays, envs
 from common.run.arguments import UsageError
 from experiments import visited
 from experiments.data import Data
@@ -46,23 +47,22 @@ class Right(Toy):
         return state, self.observe(state), reward, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
 
 
-@pytest.mark.parametrize("num_seeds", [1, 2])
-def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_path, num_seeds):
+def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_path):
     """Each goes on from where it was saved: the time says from which, and the last action how good it is."""
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Right(), num_envs))
     monkeypatch.setattr(visited, "SHOWN", 40)
     monkeypatch.setattr(visited, "MEASURED", 64)  # of 32 in each update
     args = ppo.Args(
         total_timesteps=UPDATES * STEPS * ENVS, num_envs=ENVS, num_steps=STEPS, num_minibatches=2, learning_rate=0.0015,
-        hidden_sizes=(8,), num_seeds=num_seeds, num_devices=1, num_eval_episodes=0, gamma=0.0, ent_coef=0.0,
+        hidden_sizes=(8,), num_seeds=2, num_devices=1, num_eval_episodes=0, gamma=0.0, ent_coef=0.0,
         anneal_lr=True, norm_obs=True, plasticity_every=0, runs_dir=str(tmp_path), run_name="run", keep_checkpoints=0,
-        checkpoint_every=3,  # more of them than are used
+        checkpoint_every=6,
     )  # fmt: skip
     run, cell = ppo.train(args), Cell("ppo", "run", (), UPDATES)
     build, built = ppo.build, []
     monkeypatch.setattr(ppo, "build", lambda args: built.append(args) or build(args))
     seen = visited.observations(tmp_path, cell)
-    assert seen.shape == (num_seeds, 40, 3)
+    assert seen.shape == (2, 40, 3)
     assert built[0].learning_rate < 1e-20  # lost beside any parameter in float32: the policy stays
     for seed in seen:
         time, last, own = np.round(seed[:, 0] * 1024), seed[:, 1], seed[:, 2]
@@ -70,57 +70,50 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
         since = time.reshape(8, EACH) // STEPS - np.arange(6, 54, 6)[:, None]  # updates since the checkpoint
         assert set(since.ravel()) == {0, 1}  # from both updates that were played
         assert last[-2 * EACH :].mean() > 0.85 > last[: 2 * EACH].mean()  # of a new network: 0.5
-    if num_seeds == 2:
-        assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
+    assert not set(seen[0, :, 2]) & set(seen[1, :, 2])
     with monkeypatch.context() as patch:
         patch.setattr(visited.Policies, "play", lambda *_: pytest.fail("collected again"))
         np.testing.assert_array_equal(visited.observations(tmp_path, cell), seen)
     assert {file.name for file in run.glob("visited*")} == {"visited-8x5.npy"}
+    # Only the grid says which script a run is of: what its folder names is not run.
+    (tmp_path / "planted.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = run / "args.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
     played = []
     play = visited.Policies.play
     monkeypatch.setattr(visited.Policies, "play", lambda self, update: played.append(update) or play(self, update))
     found = visited.measurements(tmp_path, cell)
     assert played == [UPDATES]  # the final network
-    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * num_seeds, abs=0.01)  # nothing moved
-    assert found["plasticity/feature_rank"].shape == (num_seeds,) and found["plasticity/weight_norm"].min() > 1
+    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * 2, abs=0.01)  # nothing moved
+    assert found["plasticity/feature_rank"].shape == (2,) and found["plasticity/weight_norm"].min() > 1
+    assert "planted" not in sys.modules
+    shutil.rmtree(run / "checkpoints")
+    (run / "measured-64.json").unlink()
+    with pytest.raises(UsageError, match="run: has no checkpoint to measure"):
+        visited.measurements(tmp_path, cell)
 
 
 def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
-    """MinAtar's, which a rollout holds as bits."""
+    """MinAtar's, which a rollout holds as bits; a run of one seed."""
+    boards = np.random.default_rng(0).random((8, 12, 10, 10, 4)) < 0.2
+
+    class Policies:
+        updates, axis, where = [*range(1, 9)], 0, "run"
+
+        def __init__(self, *_):
+            pass
+
+        def play(self, update):
+            batch = types.SimpleNamespace(obs=arrays.pack(boards[update - 1]))
+            return None, types.SimpleNamespace(batch=batch)
+
+    monkeypatch.setattr(visited, "Policies", Policies)
     monkeypatch.setattr(visited, "SHOWN", 24)
-    monkeypatch.setattr(visited, "MEASURED", 48)
-    args = ppo.Args(
-        env_id="Breakout-MinAtar", total_timesteps=256, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
-        num_seeds=2, num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
-        sticky_actions=0.1, keep_checkpoints=0, checkpoint_every=1,
-    )  # fmt: skip
-    ppo.train(args)
+    (tmp_path / "run").mkdir()
     seen = visited.observations(tmp_path, Cell("ppo", "run", (), 8))
-    assert seen.shape == (2, 24, 10 * 10 * 4) and seen.dtype == bool
-    boards = seen.reshape(2, 24, 10, 10, 4)
-    assert (boards[..., 0].sum((2, 3)) == 1).all()  # one paddle ...
-    assert (boards[:, :, 9, :, 0].sum(2) == 1).all()  # ... in the last row
-    assert (boards[..., 1].sum((2, 3)) == 1).all()  # one ball
-
-
-def test_what_a_run_folder_names_is_not_run(monkeypatch, tmp_path):
-    """Only the grid says which script a run is of."""
-    (tmp_path / "planted.py").write_text("raise SystemExit('it was imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    args = ppo.Args(
-        env_id="CartPole-v1", total_timesteps=256, num_envs=4, num_steps=8, num_minibatches=1, hidden_sizes=(8,),
-        num_devices=1, num_eval_episodes=0, plasticity_every=0, runs_dir=str(tmp_path), run_name="run",
-        keep_checkpoints=0, checkpoint_every=1,
-    )  # fmt: skip
-    monkeypatch.setattr(visited, "SHOWN", 24)
-    monkeypatch.setattr(visited, "MEASURED", 64)
-    file = ppo.train(args) / "args.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
-    assert visited.observations(tmp_path, Cell("ppo", "run", (), 8)).shape == (1, 24, 4)
-    assert "planted" not in sys.modules
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UsageError, match="run: has no checkpoint to measure"):
-        visited.measurements(tmp_path, Cell("ppo", "run", (), 8))
+    assert seen.shape == (1, 24, 10 * 10 * 4) and seen.dtype == bool
+    np.testing.assert_array_equal(seen.reshape(8, 3, 10, 10, 4), boards[:, :3])
 
 
 @pytest.mark.parametrize("there, chosen", [
