@@ -68,7 +68,10 @@ SPACE = {
     "layer_norm": "true,false",
     "hidden_sizes": "64x64,128x128,256x256",
 }
-DIFFERENT = {"sfl_kinetix": {"learning_rate": "1e-5:1e-3:log", "num_steps": "64,128,256,512"}}
+DIFFERENT = {
+    "pqn": {"minibatch_size": "64,128,256,512,1024"},
+    "sfl_kinetix": {"learning_rate": "1e-5:1e-3:log", "num_steps": "64,128,256,512"},
+}
 STARTUP = 10  # trials with a score before the median of them prunes
 OWN = ("run_name", "resume", "evaluate", "list_envs", "distributed")  # a script's flags that trials cannot have
 
