@@ -284,7 +284,10 @@ def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dic
         name = "PureJaxRL" if TABLE[row.against].script == PEER else f"`{TABLE[row.against].script}`"
         between = f"{'+' if apart > 0 else ''}{number(apart, np.mean(theirs))}"
         between += "" if np.isnan(width) else f" ± {number(width, np.mean(theirs))}"
-        return f"{number(np.mean(theirs))} ({name}, {len(theirs)} seeds)", f"{verdict(apart, width)} ({between})"
+        return (
+            f"{number(np.mean(theirs))} ({name}, {len(theirs)} seed{'s' * (len(theirs) > 1)})",
+            f"{verdict(apart, width)} ({between})",
+        )
     if row.reference is None:
         return "–", ""
     mean, width = interval(scores)

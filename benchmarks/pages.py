@@ -51,18 +51,19 @@ def learning() -> None:
 
 
 def commands(script: str) -> None:
-    """A script's commands of docs/results.md, for each kind of task one, with the mean return that they reached."""
+    """A script's commands of docs/results.md, one for each kind of task, with the mean return that they reached."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import tasks
 
-    runs = read("learning")["runs"]
-    print("```bash")
+    runs, lines = read("learning")["runs"], []
     for row in tasks.TABLE.values():
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
         if row.script == script and returns and not other:
-            print(f"python {script} {row.flags}  # {np.mean(returns):.4g}")
-    print("```")
+            lines.append(f"python {script} {row.flags}  # {np.mean(returns):.4g}")
+    if lines:
+        print("Each command with the mean return that its policies reached ([results.md](results.md)):\n")
+        print("\n".join(["```bash", *lines, "```"]))
 
 
 def pilots() -> None:
