@@ -172,34 +172,27 @@ def lines(path):
     return [{name: x for name, x in line.items() if name not in ("time", "charts/SPS")} for line in kept]
 
 
-def test_the_same_seed_gives_the_same_run():
-    args = ppo.Args(**SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=10 * 48, num_rollout_chunks=2)
-    _, _, _, init, step, _, _ = ppo.build(args)
+def test_the_same_seed_gives_the_same_run_and_each_chunk_has_its_own_environments():
+    args = ppo.Args(**SMALL, env_id=COUNTING, total_timesteps=2 * 48, num_rollout_chunks=2)
+    _, env, _, init, step, _, _ = ppo.build(args)
     ends = []
-    for seed in (0, 0, 1):
+    for i, seed in enumerate((0, 0, 1)):
         state = init(devices.OnDevices(jax.devices()[:1], 1).keys(seed))
-        for _ in range(5):
+        assert state.environments.state.pool.tolist() == [[2 * i], [2 * i + 1]]
+        assert len({float(x) for x in state.environments.obs[..., 0].ravel()}) == 6
+        for _ in range(2):
             state, metrics, _ = step(state)
         assert np.isfinite(metrics["outer/kl"])
         which = state.environments.state._replace(pool=0)
         ends.append(jax.device_get((state.learner, state.environments._replace(state=which), metrics)))
+        logs = [one.log for pool in (2 * i, 2 * i + 1) for one in inner(env, pool)]
+        times = [(episode, time) for episode, time, _ in logs[0]]
+        assert len(times) == 16 and all([log[:2] for log in one] == times for one in logs)
     jax.tree.map(np.testing.assert_array_equal, ends[0], ends[1])
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (ends[0], ends[2])), strict=True))
 
 
-def test_each_chunk_has_its_own_environments(tmp_path):
-    args = ppo.Args(**SMALL, env_id=COUNTING, total_timesteps=2 * 48, num_rollout_chunks=2, runs_dir=str(tmp_path))
-    _, env, _, init, step, _, keys = ppo.build(args)
-    state = init(keys)
-    assert state.environments.state.pool.tolist() == [[0], [1]]
-    assert len({float(x) for x in state.environments.obs[..., 0].ravel()}) == 6
-    for _ in range(2):
-        state = step(state)[0]
-    logs = [one.log for pool in (0, 1) for one in inner(env, pool)]
-    times = [(episode, time) for episode, time, _ in logs[0]]
-    assert len(times) == 16 and all([log[:2] for log in one] == times for one in logs)
-
-
+@pytest.mark.slow
 def test_what_is_visited_is_what_the_environments_showed(monkeypatch, tmp_path):
     """Games cannot be restored. Those of the first policy begin anew, and those of the next one go on from there."""
     monkeypatch.setattr(visited, "MEASURED", 2 * 48)

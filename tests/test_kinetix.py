@@ -55,6 +55,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_level_set_is_fixed(env, tmp_path, monkeypatch):
     assert_same(env.levels, kinetix.make("locomotion", num_levels=4).levels)  # from the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
