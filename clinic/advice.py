@@ -15,7 +15,7 @@ from experiments import grid
 SMALLEST_MINIBATCH = 32  # transitions; smaller ones were not tried
 MANY_STEPS, SMALL_MINIBATCH = 8 * arguments.FEW_STEPS, 64  # with both an update fits its own transitions
 GONE_ENTROPY = 0.3  # of that in the first lines
-FAR = 10  # times the script's own learning rate, or that part of it, is a cause in itself
+FAR = 30  # times the script's own learning rate, or that part of it, is a cause in itself
 FOLLOW = {"num_minibatches", "base_num_envs", "search_batch"}  # flags whose default depends on others, which may change
 
 

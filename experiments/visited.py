@@ -56,12 +56,9 @@ def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tupl
     plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32), umap)
     low, high = plane.min(0), plane.max(0)
     cell = np.minimum((plane - low) / np.where(high > low, high - low, 1) * GRID, GRID - 1).astype(int)
-    found, begin = {}, 0
-    for run, x in zip(runs, seen, strict=True):
-        own = slice(begin, begin + x.shape[0] * x.shape[1])
-        found[run.name] = tuple(y[own].reshape(*x.shape[:2], 2) for y in (plane, cell))
-        begin = own.stop
-    return found
+    ends = np.cumsum([len(x) * x.shape[1] for x in seen])[:-1]
+    parts = zip(runs, seen, np.split(plane, ends), np.split(cell, ends), strict=True)
+    return {run.name: tuple(y.reshape(*x.shape[:2], 2) for y in of) for run, x, *of in parts}
 
 
 def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
