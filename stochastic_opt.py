@@ -172,7 +172,8 @@ def predict_distance(args: Args, steps: np.ndarray) -> np.ndarray:
     # From about 100 dimensions on SciPy's 1F1 overflows at some ratios. There ||x||^2 hardly varies, and the root's
     # expansion around its mean has a relative error below 1e-5.
     square, its_variance = mean**2 + d * variance, variance * (2 * d * variance + 4 * mean**2)
-    return np.where(np.isfinite(exact), exact, np.sqrt(square) * (1 - its_variance / (8 * square**2)))
+    smallness = its_variance / (8 * np.maximum(square**2, np.finfo(np.float64).tiny))  # 0 where all is 0
+    return np.where(np.isfinite(exact), exact, np.sqrt(square) * (1 - smallness))
 
 
 def predict_soon(args: Args, step: int) -> float:

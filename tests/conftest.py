@@ -5,10 +5,11 @@ import os
 import shlex
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
-# which is half of the time that these tests would take.
+# and with XLA's fusion emitters they would take three times as long to compile.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 ).strip()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
+from common import envs
 from common.actions import Box, Categorical, Discrete
 from common.run import devices
 from experiments import grid
@@ -37,6 +39,51 @@ def on_devices(function: Any, number: int = 1, in_specs: Any = WHOLE, out_specs:
     """`function` as the scripts run it: compiled, inside a shard_map over `number` devices."""
     mesh = Mesh(np.array(jax.devices()[:number]), ("device",))
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def leaves_close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+def differ(a, b):
+    return any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+
+def one_learner(learner, number):
+    """So many devices hold it, and the same."""
+    for leaf in jax.tree.leaves(learner):
+        copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(copies) == number
+        same(copies[1:], copies[:1] * (number - 1))
+
+
+def build(script, toy, args):
+    """script.build on a toy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, "make_suite", lambda *_: toy)
+        return script.build(args)
+
+
+class Training:
+    """A script on a toy, update by update. A state can be used again."""
+
+    def __init__(self, script, toy, args):
+        self.args, self.env, self.network, init, step, self.measured, self.keys = build(script, toy, args)
+        self.init, self.step = jax.jit(init), jax.jit(step)
+
+    def run(self, num_updates, keys=None, change=lambda state: state):
+        """-> the states after 0, 1, ... updates, the metrics and the sample of each update."""
+        states, metrics, samples = [change(self.init(self.keys if keys is None else keys))], [], []
+        for _ in range(num_updates):
+            state, row, sample = self.step(states[-1])
+            states.append(state)
+            metrics.append(jax.device_get(row))
+            samples.append(jax.device_get(sample))
+        return states, metrics, samples
 
 
 class Toy:

@@ -1,12 +1,15 @@
 """What each script does with flags that all of them have, on toys whose answers are known. What the scripts share is
-shared by copying: a line that is right in ppo.py may be wrong in another one."""
+shared by copying: a line that is right in ppo.py may be wrong in another one. Three trainings of each script serve for
+most of it, each with many flags at once."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Bandit, Noise, Toy
+import scipy.special
+from conftest import Noise, Toy, Training, differ, leaves_close, one_learner, same
+from test_init_from import call, learner_at, lines_of, resumed
 
 import ppo
 import ppo_ewma
@@ -15,7 +18,6 @@ import ppo_rnn
 import pqn
 import sapg
 import sfl_kinetix
-from common import envs
 from common.actions import Categorical, Discrete
 
 SCRIPTS = {
@@ -26,110 +28,30 @@ SCRIPTS = {
     "sapg": (sapg, {"num_blocks": 1}),
     "pqn": (pqn, {}),
 }
-PPOS = [name for name in SCRIPTS if name != "pqn"]
 LOSSES = SCRIPTS | {"ppo_rnn": (ppo_rnn, {})}
 LOSSES |= {"sfl_kinetix": (sfl_kinetix, {}), "sfl_kinetix, com": (sfl_kinetix, {"com": 8.0})}
 del LOSSES["pqn"]
-FLAGS = dict(num_envs=8, num_steps=6, num_minibatches=4, hidden_sizes=(8,), num_devices=1, num_eval_episodes=0)
-every_script = pytest.mark.parametrize("name", SCRIPTS)
+FLAGS = dict(num_envs=16, num_steps=6, hidden_sizes=(8,), num_devices=1, num_eval_episodes=0)
 
 
 class Clock(Toy):
-    """Tells the time and the last executed action, and pays 7 a step. It ends after `end` steps, or never."""
+    """Tells the time, the last executed action and a number drawn at the start of the episode, and pays 7 a step. It
+    ends after `end` steps, or never."""
 
-    obs_shape = (2,)
+    obs_shape = (3,)
     action_space = Discrete((5,))
 
     def __init__(self, end=None):
         self.end = end
 
     def reset(self, key):
-        return jnp.zeros(2), jnp.zeros(2)
+        state = jnp.array([0.0, 0.0, 1.0]) * jax.random.uniform(key)
+        return state, state
 
     def step(self, key, state, action):
-        state = jnp.stack([state[0] + 1, action[0].astype(jnp.float32)])
+        state = jnp.stack([state[0] + 1, action[0].astype(jnp.float32), state[2]])
         terminated = jnp.bool_(False) if self.end is None else state[0] >= self.end
         return state, state, jnp.float32(7), terminated, jnp.bool_(False), jnp.bool_(False)
-
-
-def built(name, toy, **flags):
-    """-> the script, its arguments, environment, init and step."""
-    script, own = SCRIPTS[name]
-    flags = FLAGS | own | flags
-    args = script.Args(**{"total_timesteps": 4 * flags["num_envs"] * flags["num_steps"]} | flags)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make_suite", lambda *_: toy)
-        args, env, _, init, step, _, keys = script.build(args)
-    return script, args, env, jax.jit(init)(keys), jax.jit(step)
-
-
-def targets_of(name, sample):
-    """Those of the rewards: ppo_rnd.py has others, of what is new."""
-    return np.asarray(sample.batch.target)[..., 0] if name == "ppo_rnd" else np.asarray(sample.batch.target)
-
-
-@every_script
-def test_flags_of_the_environment_reach_it_and_minibatches_are_as_many_as_asked_for(name):
-    """A discount of 0, so that a target is the reward as it is learned from. Two chunks share the minibatches."""
-    kind = "q_lambda" if name == "pqn" else "gae_lambda"
-    flags = dict(time_limit=3, frame_stack=2, reward_clip=0.5, sticky_actions=1.0, gamma=0.0, num_rollout_chunks=2)
-    _, _, env, state, step = built(name, Clock(), **flags, **{kind: 0.0}, update_epochs=3)
-    state, metrics, sample = step(state)
-    assert metrics["charts/episodic_length"] == 3 and metrics["charts/episodic_return"] == 21
-    np.testing.assert_allclose(targets_of(name, sample), 0.5, atol=1e-5)
-    assert env.obs_shape == (4,)
-    earlier, later = np.split(np.asarray(sample.batch.obs).reshape(-1, 4), 2, axis=1)
-    both = later[:, 0] == 2  # two actions were executed: the first one, and again the first one
-    assert both.sum() >= 8 and len(set(later[both, 1])) > 1
-    np.testing.assert_array_equal(earlier[both, 1], later[both, 1])
-    (count,) = {int(x) for x in jax.tree.leaves(state.learner.opt_state) if x.dtype == jnp.int32 and x.ndim == 0}
-    assert count == 3 * 4
-
-
-@every_script
-def test_resets_are_staggered(name):
-    _, _, _, state, _ = built(name, Clock(), stagger_resets=3)
-    begun = np.array([0, 0, 1, 1, 2, 2, 3, 3]) + (3 if name == "ppo_rnd" else 0)
-    assert sorted(np.asarray(state.environments.state.inner)[0, :, 0].tolist()) == begun.tolist()
-
-
-@every_script
-def test_targets_are_discounted_returns_in_units_of_the_returns_and_minibatches_are_shuffled(monkeypatch, name):
-    """Episodes of three steps, returns to their end (lambda 1) at a discount of 1/2: 7/4, 3/2 and 1 of a reward, over
-    the standard deviation of the discounted sums so far of it: 1, 3/2 and 7/4."""
-    flags = dict(gamma=0.5, norm_reward=True, **{"q_lambda" if name == "pqn" else "gae_lambda": 1.0})
-    script, _, _, state, step = built(name, Clock(end=3), **flags)
-    after, _, sample = step(state)
-    time = np.asarray(sample.batch.obs)[..., 0].astype(int)
-    expected = np.array([7 / 4, 3 / 2, 1]) / np.std([1, 3 / 2, 7 / 4])
-    assert set(time.ravel()) == {0, 1, 2}
-    np.testing.assert_allclose(targets_of(name, sample), expected[time], rtol=1e-3)
-    monkeypatch.setattr(script, "random_permutation", lambda key, size: lambda positions: positions)
-    _, _, _, state, in_order = built(name, Clock(end=3), **flags)
-    leaves = [
-        np.concatenate([x.ravel() for x in jax.tree.leaves(s.learner.params)]) for s in (after, in_order(state)[0])
-    ]
-    assert np.abs(leaves[0] - leaves[1]).max() > 1e-6
-
-
-@pytest.mark.parametrize("anneal", [True, False])
-@every_script
-def test_the_learning_rate_falls_by_the_update(monkeypatch, name, anneal):
-    """Plain gradient descent in Adam's place, and gradients cut to norm 1e-3: each update's way is rate * 1e-3. (In
-    ppo_rnd.py a part of it is the predictor's, whose way is not counted.)"""
-    script = SCRIPTS[name][0]
-    monkeypatch.setattr(script, "RADAM" if name == "pqn" else "ADAM", optax.identity())
-    flags = dict(num_minibatches=1, update_epochs=1, learning_rate=0.1, max_grad_norm=1e-3, anneal_lr=anneal)
-    _, _, _, state, step = built(name, Bandit(), **flags)
-    rows = []
-    for _ in range(4):
-        state, metrics, _ = step(state)
-        rows.append(jax.device_get(metrics))
-    expected = [0.1, 0.075, 0.05, 0.025] if anneal else [0.1] * 4
-    np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], expected, rtol=1e-6)
-    assert min(row["outer/grad_norm"] for row in rows) > 1e-3
-    way = np.array([row["outer/update_norm"] for row in rows])
-    np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=0.3 if name == "ppo_rnd" else 2e-3)
 
 
 class Drifting(Noise):
@@ -140,110 +62,257 @@ class Drifting(Noise):
         return time, obs * (1 + time / 4), *rest
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "pqn"])
-def test_an_update_moves_as_far_and_gains_as_much_as_it_says(name):
+class Course:
+    """Updates of a script on a toy: the training, states, metrics, samples, and in order what the loss was given."""
+
+    def __init__(self, name, updates, toy, watch=True, **flags):
+        self.name, (self.script, own), self.minibatches = name, SCRIPTS[name], []
+        flags = FLAGS | own | flags
+        flags |= dict(total_timesteps=updates * flags["num_envs"] * flags["num_steps"])
+        which = "q_loss" if name == "pqn" else "ppo_loss"
+        loss = getattr(self.script, which)
+
+        def spy(*inputs):
+            write = lambda batch: self.minibatches.append(jax.tree.map(np.asarray, batch))  # noqa: E731
+            jax.debug.callback(write, inputs[-1], ordered=True)
+            return loss(*inputs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.script, which, spy if watch else loss)
+            self.training = Training(self.script, toy, self.script.Args(**flags))
+            self.states, self.metrics, self.samples = self.training.run(updates)
+            jax.effects_barrier()
+        self.obs = [sample.batch.obs for sample in self.samples]  # all that was seen: the sample is larger than that
+
+    def targets(self, update):
+        """Those of the rewards: ppo_rnd.py has others, of what is new."""
+        target = self.samples[update].batch.target
+        return target[..., 0] if self.name == "ppo_rnd" else target
+
+    def gradient_steps(self):
+        opt_state = jax.tree.leaves(self.states[-1].learner.opt_state)
+        (count,) = {int(x) for x in opt_state if x.dtype == jnp.int32 and x.ndim == 0}
+        return count
+
+
+def for_values(name, value):
+    """The lambda of the targets."""
+    return {"q_lambda" if name == "pqn" else "gae_lambda": value}
+
+
+# All that changes the environment, on two devices in two chunks
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def clock(request):
+    """With a discount of 0, so that a target is the reward as it is learned from. Two epochs too many are asked for."""
+    stop = {} if request.param == "pqn" else {"target_kl": 1e-9}
+    flags = dict(time_limit=3, frame_stack=2, reward_clip=0.5, sticky_actions=1.0, stagger_resets=2, norm_obs=True)
+    sizes = dict(num_devices=2, num_rollout_chunks=2, num_minibatches=4, update_epochs=3)
+    more = dict(gamma=0.0, **for_values(request.param, 0.0), **stop)
+    return Course(request.param, 2, Clock(), watch=False, **flags, **sizes, **more)
+
+
+def test_flags_of_the_environment_reach_it(clock):
+    for row in clock.metrics:
+        assert row["charts/episodic_length"] == 3 and row["charts/episodic_return"] == 21
+        assert row["charts/num_episodes"] == 2 * 16  # of all devices and chunks
+    np.testing.assert_allclose(clock.targets(0), 0.5, atol=1e-5)
+    assert clock.training.env.obs_shape == (6,)
+    earlier, later = np.split(clock.obs[0].reshape(-1, 6), 2, axis=1)
+    both = later[:, 0] == 2  # two actions were executed: the first one, and again the first one
+    assert both.sum() >= 16 and len(set(later[both, 1])) > 1
+    np.testing.assert_array_equal(earlier[both, 1], later[both, 1])
+
+
+def test_resets_are_staggered(clock):
+    begun = np.asarray(clock.states[0].environments.obs)[..., 3].ravel()
+    assert sorted(begun) == sorted(4 * [0, 0, 1, 2])  # of each device's part of a chunk
+
+
+def test_all_environments_play_episodes_of_their_own(clock):
+    for state in clock.states:
+        assert np.unique(np.asarray(state.environments.obs)[..., 5]).size == 16
+
+
+def test_two_devices_keep_one_learner(clock):
+    one_learner(clock.states[-1].learner, 2)
+
+
+def test_statistics_of_observations_are_those_of_all_that_was_acted_on(clock):
+    for done in (1, 2):
+        found, seen = clock.states[done].learner.obs_stats, np.concatenate(clock.obs[:done]).reshape(-1, 6)
+        assert found.count == len(seen) == done * 96
+        np.testing.assert_allclose(found.mean, seen.mean(0, np.float64), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.var, seen.var(0, np.float64), rtol=1e-3, atol=1e-6)
+
+
+def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(clock):
+    """It would have three. pqn.py has no such flag."""
+    epochs = 3 if clock.name == "pqn" else 1
+    assert clock.gradient_steps() == 2 * 4 * epochs
+    assert [row.get("outer/epochs", 3) for row in clock.metrics] == [epochs] * 2
+    if clock.name == "ppo_ewma":  # whose proximal policy stops with it
+        weight = clock.states[-1].learner.proximal.weight
+        assert weight == pytest.approx(sum((8 / 9) ** k for k in range(9)), rel=1e-5)
+
+
+# Rewards, values and the learning rate
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def descent(request):
+    """Plain gradient descent in Adam's place, with gradients cut to norm 1e-3. Episodes of three steps."""
+    script, free = SCRIPTS[request.param][0], {} if request.param == "pqn" else {"norm_adv": False}
+    flags = dict(num_minibatches=1, update_epochs=1, learning_rate=0.1, max_grad_norm=1e-3, anneal_lr=True, **free)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "RADAM" if request.param == "pqn" else "ADAM", optax.identity())
+        more = dict(gamma=0.5, norm_reward=True, **for_values(request.param, 1.0))
+        return Course(request.param, 4, Clock(end=3), **flags, **more)
+
+
+def test_targets_are_discounted_returns_in_units_of_the_returns(descent):
+    """Returns to the end of the episode (lambda 1) at a discount of 1/2: 7/4, 3/2 and 1 of a reward, over the standard
+    deviation of the discounted sums so far of it: 1, 3/2 and 7/4."""
+    time = descent.obs[0][..., 0].astype(int)
+    expected = np.array([7 / 4, 3 / 2, 1]) / np.std([1, 3 / 2, 7 / 4])
+    assert set(time.ravel()) == {0, 1, 2}
+    np.testing.assert_allclose(descent.targets(0), expected[time], rtol=1e-3)
+
+
+def test_the_learning_rate_falls_by_the_update(descent):
+    rows, expected = descent.metrics, [0.1, 0.075, 0.05, 0.025]
+    np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], expected, rtol=1e-6)
+    assert min(row["outer/grad_norm"] for row in rows) > 1e-3
+    way = np.array([row["outer/update_norm"] for row in rows])
+    np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=2e-3)
+
+
+def test_without_norm_adv_advantages_are_what_they_are(descent):
+    if descent.name != "pqn":
+        for minibatch, sample in zip(descent.minibatches, descent.samples, strict=True):
+            same(np.sort(minibatch.advantage), np.sort(sample.batch.advantage.ravel()))
+
+
+# The inner loop and what is measured, with more minibatches than environments
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def noise(request):
+    sizes = dict(num_envs=4, num_steps=24, num_rollout_chunks=2, num_minibatches=8, update_epochs=2)
+    free = {} if request.param == "pqn" else {"ent_coef": 0.0}
+    flags = dict(norm_obs=True, norm_reward=True, learning_rate=1e-2, anneal_lr=False)
+    return Course(request.param, 3, Drifting(Discrete((3,))), **sizes, **flags, **free)
+
+
+def test_each_epoch_of_a_chunk_uses_every_transition_once_in_another_order(noise):
+    """A chunk has all its epochs before the next one."""
+    assert noise.gradient_steps() == len(noise.minibatches) == 3 * 2 * 2 * 4
+    epochs = np.array([minibatch.obs[:, 0] for minibatch in noise.minibatches]).reshape(3, 2, 2, 4, 12)
+    for update, chunks in enumerate(epochs):
+        for chunk, orders in enumerate(chunks):
+            seen = np.sort(noise.obs[update][chunk, :, 0])
+            assert np.unique(seen).size == 48
+            for order in orders:
+                same(np.sort(order.ravel()), seen)
+            assert set(orders[0, 0]) != set(orders[1, 0])  # shuffled anew
+    assert noise.states[-1].learner.return_stats.count == 3 * 96
+    np.testing.assert_allclose([row["charts/learning_rate"] for row in noise.metrics], 1e-2)
+
+
+def test_each_minibatch_has_standardised_advantages(noise):
+    for minibatch in noise.minibatches if noise.name != "pqn" else ():
+        assert abs(minibatch.advantage.mean()) < 1e-4 and abs(minibatch.advantage.std() - 1) < 1e-3
+
+
+def test_an_update_moves_as_far_and_gains_as_much_as_it_says(noise):
     """KL and gains in NumPy, from the parameters before the update before, before and after, on what the behaviour
     policy saw. The third update is the first whose observations have statistics of two updates."""
-    script = SCRIPTS[name][0]
-    flags = dict(num_envs=16, norm_obs=True, learning_rate=3e-2, ent_coef=0.0)
-    _, args, _, state, step = built(name, Drifting(Discrete((3,))), **flags)
-    network = script.ActorCritic(args, Discrete((3,)))
-    learners = [state.learner]
-    for _ in range(3):
-        state, metrics, sample = step(state)
-        learners.append(state.learner)
-    batch = jax.tree.map(lambda x: x[0], sample.batch)
+    if noise.name == "pqn":
+        return
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), noise.samples[2].batch)
+    learners, metrics = [state.learner for state in noise.states], noise.metrics[2]
     mean, var, _ = learners[2].obs_stats
     seen = jnp.clip((batch.obs - mean) / np.sqrt(np.asarray(var) + 1e-8), -10, 10)
-    inputs = {"ppo_rnn": lambda: (batch.cells,), "sapg": lambda: (jnp.zeros(len(seen), int),)}.get(name, tuple)()
-    action = np.asarray(batch.action)[:, 0]
+    inputs = {"ppo_rnn": lambda: (batch.cells,), "sapg": lambda: (jnp.zeros(len(seen), int),)}.get(noise.name, tuple)()
+    action = batch.action[:, 0]
 
     def policy(learner):
-        logits = np.asarray(network.apply(learner.params, seen, *inputs)[0].logits, np.float64)
-        return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        logits = np.asarray(noise.training.network.apply(learner.params, seen, *inputs)[0].logits, np.float64)
+        return scipy.special.softmax(logits, -1)
 
     earlier, before, after = (policy(learner) for learner in learners[1:])
     taken = lambda p: p[np.arange(len(action)), action]  # noqa: E731
+    np.testing.assert_allclose(batch.log_prob, np.log(taken(before)), atol=1e-5)
     advantage = np.asarray(batch.advantage, np.float64)
     advantage = (advantage - advantage.mean()) / advantage.std()
     own, lost = (((taken(p) / taken(before) - 1) * advantage).mean() for p in (after, earlier))
     kl = (before * np.log(before / after)).sum(-1).mean()
     assert min(kl, abs(own), abs(lost)) > 1e-4 and abs((after * np.log(after / before)).sum(-1).mean() / kl - 1) > 0.01
     np.testing.assert_allclose(metrics["outer/kl"], kl, rtol=1e-3)
-    np.testing.assert_allclose(metrics["outer/ddr"], 16 * 6 / kl, rtol=1e-3)
+    np.testing.assert_allclose(metrics["outer/ddr"], 96 / kl, rtol=1e-3)
     np.testing.assert_allclose([metrics["outer/own_gain"], metrics["outer/fresh_gain"]], [own, -lost], rtol=2e-3)
+    assert np.isnan(noise.metrics[0]["outer/fresh_gain"])  # of the update before the first
 
 
-@every_script
-def test_statistics_of_observations_are_those_of_all_that_was_acted_on(name):
-    """The clock's times, over both updates; what ppo_rnd.py saw before, in its warm-up, is known to its predictor."""
-    _, _, _, state, step = built(name, Clock(), norm_obs=True)
-    for done in (1, 2):
-        state, *_ = step(state)
-        found = state.learner.obs_stats
-        times = np.arange(6 * done) + (3 if name == "ppo_rnd" else 0)
-        np.testing.assert_allclose(
-            [found.count, found.mean[0], found.var[0]], [48 * done, times.mean(), times.var()], rtol=1e-3
-        )
+# The loss
 
 
-class Tickets(Clock):
-    """Tells the time and a number drawn at the start of the episode, which lasts three steps."""
-
-    def reset(self, key):
-        state = jnp.stack([0.0, jax.random.uniform(key)])
-        return state, state
-
-    def step(self, key, state, action):
-        state = state.at[0].add(1)
-        return state, state, jnp.float32(7), state[0] >= 3, jnp.bool_(False), jnp.bool_(False)
+def drawn(critics, size=40):
+    """Transitions of two actions, of which some are clipped: logits [n, 2], log-probabilities then, actions,
+    advantages [n]; new values, old ones and targets [n, critics]."""
+    rng = np.random.default_rng(4)
+    logits, action, advantage = rng.normal(size=(size, 2)), rng.integers(0, 2, size), rng.normal(size=size)
+    log_prob = np.log(scipy.special.softmax(logits, 1))[np.arange(size), action] + 0.3 * rng.normal(size=size)
+    columns = logits, log_prob, action, advantage, *0.4 * rng.normal(size=(3, size, critics))
+    return [x if x.dtype == int else x.astype(np.float32) for x in columns]
 
 
-@every_script
-def test_eight_devices_count_all_episodes_and_play_different_ones(name):
-    _, _, _, state, step = built(name, Tickets(), num_envs=16, num_devices=8)
-    after, metrics, _ = step(state)
-    assert metrics["charts/num_episodes"] == 16 * 2
-    for there in (state, after):
-        assert len(np.unique(np.asarray(there.environments.obs)[0, :, 1])) == 16
+def losses_by_loop(args, logits, log_prob, action, advantage, value, old_value, target):
+    """The loss of what was `drawn`, transition by transition, and its parts."""
+    eps, rows = args.clip_eps, []
+    for i, taken in enumerate(action):
+        probs = np.exp(logits[i].astype(float)) / np.exp(logits[i].astype(float)).sum()
+        ratio = probs[taken] / np.exp(log_prob[i])
+        within = min(max(ratio, 1 - eps), 1 + eps)
+        policy_loss, entropy, errors = -min(ratio * advantage[i], within * advantage[i]), 0.0, []
+        for p in probs:
+            entropy -= p * np.log(p)
+        for new, old, wanted in zip(value[i], old_value[i], target[i], strict=True):
+            near = old + min(max(new - old, -eps), eps)
+            far = max(abs(new - wanted), abs(near - wanted)) if args.clip_vloss else abs(new - wanted)
+            errors.append(0.5 * far**2)
+        loss = policy_loss + args.vf_coef * sum(errors) - args.ent_coef * entropy
+        rows.append([loss, policy_loss, entropy, ratio - 1 - np.log(ratio), within != ratio, *errors])
+    names = ("policy_loss", "entropy", "approx_kl", "clipfrac", "value_loss")
+    names = [*(f"losses/{name}" for name in names), "rnd/value_loss"][: len(rows[0]) - 1]
+    loss, *parts = np.mean(rows, 0)
+    return loss, dict(zip(names, parts, strict=True))
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("name", PPOS)
-def test_each_minibatch_has_standardised_advantages_or_those_that_there_are(monkeypatch, name, norm):
-    seen, script = [], SCRIPTS[name][0]
-    loss = script.ppo_loss
-
-    def spy(*inputs):
-        jax.debug.callback(lambda advantage: seen.append(np.asarray(advantage)), inputs[-1].advantage)
-        return loss(*inputs)
-
-    monkeypatch.setattr(script, "ppo_loss", spy)
-    *_, state, step = built(name, Clock(), norm_adv=norm, update_epochs=1, num_minibatches=2)
-    jax.block_until_ready(step(state))
-    jax.effects_barrier()
-    minibatches = [advantage for advantage in seen if advantage.size == 24]
-    assert len(minibatches) == 2
-    for advantage in minibatches:
-        if norm:
-            assert abs(advantage.mean()) < 1e-4 and abs(advantage.std() - 1) < 1e-3
-        else:
-            assert advantage.mean() > 1
+@pytest.mark.parametrize("clip_vloss", [True, False])
+@pytest.mark.parametrize("name, critics", [("ppo", 1), ("ppo_rnn", 1), ("ppo_rnd", 2)])
+def test_the_loss_is_the_mean_over_transitions_of_numpys(name, critics, clip_vloss):
+    script, transitions = SCRIPTS[name][0], drawn(critics)
+    args = script.Args(clip_eps=0.2, clip_vloss=clip_vloss, vf_coef=0.7, ent_coef=0.3, num_devices=1)
+    logits, log_prob, action, advantage, value, old_value, target = transitions
+    value, old_value, target = (x if critics == 2 else x[:, 0] for x in (value, old_value, target))
+    known = dict(action=action[:, None], log_prob=log_prob, value=old_value, advantage=advantage, target=target)
+    batch = script.Batch(**dict.fromkeys(script.Batch._fields) | known)
+    policy = lambda *_: (Categorical(logits, (2,)), value, None)[: 3 if name == "ppo_rnn" else 2]  # noqa: E731
+    loss, parts = script.ppo_loss(args, policy, {}, batch)
+    expected, expected_parts = losses_by_loop(args, *transitions)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    leaves_close(parts, expected_parts, rtol=1e-4)
+    assert 0.2 < parts["losses/clipfrac"] < 0.8
 
 
-@pytest.mark.parametrize("name", PPOS)
-def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(name):
-    flags = dict(target_kl=1e-9, update_epochs=4, learning_rate=3e-2)
-    *_, state, step = built(name, Noise(Discrete((3,))), **flags)
-    assert step(state)[1]["outer/epochs"] == 1
-
-
-def surrogates(name, now, acted, advantage, proximal=0.0, **columns):
-    """The policy's term of the loss of single transitions, and its slopes in `now`, their log-probabilities [n]; acted,
-    proximal: those under the behaviour policy and, where there is one, the proximal policy. advantage: [n]."""
+def surrogates(name, now, advantage, factor=0.0):
+    """The policy's term of the loss of single transitions, and its slopes in `now`, their log-probabilities [n], where
+    0 is that under the policy that acted. factor: the logarithm of what ppo_ewma.py weighs the loss with, under its
+    proximal policy, and of what sapg.py clips around."""
     script, own = LOSSES[name]
     args = script.Args(**own, clip_eps=0.2, ent_coef=0.0, vf_coef=0.0, num_devices=1)
-    proximals = {"ppo_ewma": (proximal,), "sfl_kinetix, com": (proximal,), "sfl_kinetix": (None,)}.get(name, ())
     zeros = jnp.zeros((1, 2) if name == "ppo_rnd" else 1)
 
     class Known(Categorical):
@@ -253,43 +322,50 @@ def surrogates(name, now, acted, advantage, proximal=0.0, **columns):
     def policy(log_prob, *_):
         return (Known(jnp.full((1, 1), log_prob), (1,)), zeros, None)[: 3 if name == "ppo_rnn" else 2]
 
-    def loss(now, advantage):
-        known = {"log_prob": acted, "advantage": advantage} | columns
-        known = {field: jnp.full(1, x, jnp.float32) for field, x in known.items()}
-        batch = script.Batch(**dict.fromkeys(script.Batch._fields, zeros) | known)
+    def loss(now, advantage, factor):
+        proximals = {"ppo_ewma": (factor,), "sfl_kinetix, com": (factor,), "sfl_kinetix": (None,)}.get(name, ())
+        known = dict(log_prob=jnp.zeros(1), advantage=advantage[None], log_center=factor[None])
+        fields = {field: known.get(field, zeros) for field in script.Batch._fields}
+        batch = script.Batch(**fields)
         return script.ppo_loss(args, policy, now, *proximals, batch)[0]
 
-    now, advantage = (jnp.asarray(x, jnp.float32) for x in (now, advantage))
-    return np.asarray(jax.jit(jax.vmap(jax.value_and_grad(loss)))(now, advantage))
+    inputs = np.broadcast_arrays(*(np.float32(x) for x in (now, advantage, factor)))
+    return np.asarray(jax.jit(jax.vmap(jax.value_and_grad(loss)))(*inputs))
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_ratio_beyond_float32_is_clipped_and_is_finite_where_it_is_not_clipped(monkeypatch, name):
-    """An ordinary ratio gives the same bits as the plain exponential."""
-    huge = [88.0, 89.0, 100.0, 1000.0]
-    np.testing.assert_allclose(surrogates(name, huge, 0.0, [2.0] * 4), [[-2.4] * 4, [0.0] * 4], rtol=1e-6)
-    found = surrogates(name, huge, 0.0, [-2.0] * 4)
-    assert (found > 1e30).all() and np.isfinite(found).all()  # downhill it becomes less likely
-    ordinary = [-1e3, -30.0, -0.1, 0.0, 0.1, 1.0, 30.0, 79.0] * 2, 0.0, [2.0] * 8 + [-2.0] * 8
-    bounded = surrogates(name, *ordinary)
+def test_the_policys_loss_is_clipped_where_that_makes_it_worse_and_finite_beyond_float32(monkeypatch, name):
+    """A ratio that is ordinary gives the same bits as the plain exponential."""
+    ratio, advantage, loss, moves = np.transpose([
+        (1.5, 1, -1.2, 0), (1.1, 1, -1.1, 1), (0.5, 1, -0.5, 1), (1.5, -1, 1.5, 1), (0.9, -1, 0.9, 1),
+        (0.5, -1, 0.8, 0), (1.5, 2, -2.4, 0), (0.5, -3, 2.4, 0),
+    ])  # fmt: skip
+    huge, ordinary = [88.0, 89.0, 100.0, 1000.0], [-1e3, -30.0, -0.1, 0.0, 0.1, 1.0, 30.0, 79.0]
+    inputs = (
+        [*np.log(ratio), *huge, *huge, *ordinary, *ordinary],
+        [*advantage, *4 * [2], *4 * [-2], *8 * [2], *8 * [-2]],
+    )
+    by_hand, up, down, usual = np.split(surrogates(name, *inputs), [8, 12, 16], axis=1)
+    np.testing.assert_allclose(by_hand, [loss, loss * moves], rtol=1e-5)
+    np.testing.assert_allclose(up, [[-2.4] * 4, [0.0] * 4], rtol=1e-6)
+    assert (down > 1e30).all() and np.isfinite(down).all()  # downhill it becomes less likely
     monkeypatch.setattr(LOSSES[name][0], "probability_ratio", jnp.exp)
-    np.testing.assert_array_equal(bounded, surrogates(name, *ordinary))
+    np.testing.assert_array_equal(usual, surrogates(name, *inputs)[:, 16:])
 
 
-@pytest.mark.parametrize("log_weight", [30.0, 79.0, 100.0, 1000.0])
-@pytest.mark.parametrize("name, factor", [("sapg", "log_center"), ("ppo_ewma", "proximal")])
-def test_an_importance_weight_beyond_float32_has_finite_gradients(name, factor, log_weight):
+@pytest.mark.parametrize("name", ["sapg", "ppo_ewma"])
+def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
     """That of relabelled rows in sapg.py, around which it clips, and that of the proximal policy in ppo_ewma.py."""
-    now, advantage = np.array([0.1, 0.1, 500.0, 500.0]) + log_weight, [2.0, -2.0, 2.0, -2.0]
-    found = surrogates(name, now, 0.0, advantage, **{factor: log_weight})
+    weight = np.repeat([30.0, 79.0, 100.0, 1000.0], 4)
+    now, advantage = np.tile([0.1, 0.1, 500.0, 500.0], 4) + weight, np.tile([2.0, -2.0], 8)
+    found = surrogates(name, now, advantage, weight).reshape(2, 4, 4)  # loss and slope, weight, case
     assert np.isfinite(found).all()
-    inside = np.exp(min(now[0], 80)) * np.array([-2.0, 2.0])
-    np.testing.assert_allclose(found[:, :2], [inside, inside], rtol=1e-4)
-    if log_weight < 79:
-        np.testing.assert_allclose(found[:, 2], [-2.4 * np.exp(log_weight), 0], rtol=1e-4)
+    inside = np.exp(np.minimum(now.reshape(4, 4)[:, :2], 80)) * [-2.0, 2.0]
+    np.testing.assert_allclose(found[..., :2], [inside, inside], rtol=1e-4)
+    np.testing.assert_allclose(found[:, 0, 2], [-2.4 * np.exp(30), 0], rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", PPOS)
+@pytest.mark.parametrize("name", ["ppo", "sapg"])
 def test_layers_are_normalised_before_the_activation_and_measured_after_it(name):
     """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
     script, _ = SCRIPTS[name]
@@ -303,5 +379,38 @@ def test_layers_are_normalised_before_the_activation_and_measured_after_it(name)
         x = x @ np.asarray(params["params"][f"Dense_{i}"]["kernel"], np.float64)
         x = np.maximum((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6), 0)
         layers.append(x)
-    for found, wanted in zip([*sown["intermediates"]["hidden"], features], [*layers, x], strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    leaves_close([*sown["intermediates"]["hidden"], features], [*layers, x], atol=1e-5)
+
+
+# Runs
+
+
+SMALL = (
+    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
+    "--num-devices 1 --norm-obs --norm-reward --time-limit 20 --total-timesteps 192 --checkpoint-every 2 "
+    "--keep-checkpoints 0 --plasticity-every 0"
+)
+RUNS = {  # those of ppo.py and ppo_ewma.py: test_init_from.py
+    "ppo_rnn": "--sequence-length 4 --cell lstm --cell-size 4 --num-eval-episodes 4",
+    "ppo_rnd": "--embedding-size 4 --obs-warmup-steps 3 --num-rollout-chunks 2 --num-seeds 2 --num-eval-episodes 0",
+    "sapg": "--num-blocks 2 --norm-value --adaptive-lr-kl 1000 --learning-rate 1e-5 --num-eval-episodes 0",
+    "pqn": "--num-eval-episodes 0",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_path, name):
+    """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
+    run without a kill has logged, so the states of cells and the learning rate, too, were kept."""
+    script, flags = SCRIPTS[name][0], [*SMALL.split(), *RUNS[name].split()]
+    straight = call(script, tmp_path / "straight", *flags)
+    killed = resumed(script, straight.path, tmp_path / "killed", after=3)
+    assert lines_of(killed) == lines_of(straight.path)
+    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6, *[6] * (name == "ppo_rnn")]
+    same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
+    if name == "sapg":  # two epochs in each update
+        rates = [row["charts/learning_rate"] for row in lines_of(killed)]
+        np.testing.assert_allclose(rates, 1e-5 * 1.5 ** np.arange(2, 13, 2), rtol=1e-5)
+    start = call(script, tmp_path / "next", *flags, "--seed", 1, "--init-from", f"{killed}@4", stop=True).start
+    same(start, learner_at(straight, 4))
+    assert all(differ(part, old) for part, old in zip(start, straight.start, strict=True))

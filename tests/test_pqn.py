@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Aim, Bandit, Counter, TwoStates, on_devices
+from conftest import Aim, Bandit, Counter, Training, TwoStates, build, leaves_close, on_devices
 from jax.sharding import PartitionSpec as P
-from test_init_from import BASE, CARTPOLE, call, learner_at, lines_of, resumed
-from test_ppo import differ, same
+from test_ppo import learned, mean_of_n_step_returns
 
 import pqn
-from common import envs
 from common.run.arguments import UsageError
 
 ARGS = pqn.Args(
@@ -23,32 +21,7 @@ ARGS = pqn.Args(
 )  # fmt: skip
 
 
-def build(toy, args):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
-        return pqn.build(args)
-
-
 # Targets
-
-
-def forward_view(reward, value, terminated, truncated, final_value, last_value, gamma, q_lambda):
-    """The lambda-returns of one environment as what they are: means of n-step returns, up to the end of the episode or
-    of the rollout."""
-    number, targets = len(reward), []
-    for start in range(number):
-        returns, total = [], 0.0
-        for t in range(start, number):
-            total += gamma ** (t - start) * reward[t]
-            ended = terminated[t] or truncated[t]
-            following = value[t + 1] if t + 1 < number else last_value
-            rest = 0.0 if terminated[t] else final_value[t] if truncated[t] else following
-            returns.append(total + gamma ** (t - start + 1) * rest)
-            if ended:
-                break
-        weights = [(1 - q_lambda) * q_lambda**n for n in range(len(returns) - 1)] + [q_lambda ** (len(returns) - 1)]
-        targets.append(sum(w * r for w, r in zip(weights, returns, strict=True)))
-    return targets
 
 
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
@@ -60,12 +33,8 @@ def test_targets_are_the_forward_view_for_every_pattern_of_ends(q_lambda):
     reward, value, final = rng.normal(size=(3, *patterns.shape)).astype(np.float32)
     last = rng.normal(size=patterns.shape[1]).astype(np.float32)
     t = pqn.Transition(None, None, value, reward, terminated, truncated, final * truncated)
-    targets = jax.jit(pqn.compute_targets, static_argnums=(2, 3))(t, last, 0.9, q_lambda)
-    for n in range(patterns.shape[1]):
-        columns = (x[:, n].astype(np.float64) for x in (reward, value))
-        ends = (x[:, n] for x in (terminated, truncated, final))
-        expected = forward_view(*columns, *ends, last[n], 0.9, q_lambda)
-        np.testing.assert_allclose(targets[:, n], expected, rtol=1e-5, atol=1e-5)
+    targets = jax.jit(pqn.compute_targets)(t, last, 0.9, q_lambda)
+    np.testing.assert_allclose(targets, mean_of_n_step_returns(t, last, 0.9, q_lambda) + value, rtol=1e-5, atol=1e-5)
 
 
 # Exploration
@@ -87,30 +56,27 @@ def test_epsilon_falls_in_environment_steps():
     twice = replace(args, num_envs=16, minibatch_size=None, num_minibatches=None)
     np.testing.assert_allclose(pqn.exploration(twice, jnp.int32(1)), 0.4, rtol=1e-6)
     assert pqn.Args(total_timesteps=2**22).exploration_timesteps == 2**22 // 10
-
-
-@pytest.mark.parametrize("timesteps", [0, 1, 64, 64 * 3])
-def test_epsilon_is_end_e_from_the_end_of_the_exploration_on(timesteps):
-    """In closed form; without any exploration also in update 0."""
-    args = replace(ARGS, start_e=1.0, end_e=0.1, exploration_timesteps=timesteps)
-    for update in range(5):
-        share = min(1.0, 64 * update / timesteps) if timesteps else 1.0
-        assert float(pqn.exploration(args, jnp.int32(update))) == pytest.approx(1.0 - 0.9 * share)
+    for few in (0, 1, 64):  # without any exploration also in update 0
+        args = replace(ARGS, start_e=1.0, end_e=0.1, exploration_timesteps=few)
+        found = [float(pqn.exploration(args, jnp.int32(update))) for update in range(3)]
+        np.testing.assert_allclose(found, [1.0 if few else 0.1, 0.1, 0.1], rtol=1e-6)
 
 
 def test_the_rollout_explores_as_much_as_it_says():
     """Two actions and epsilon 1: half of the actions are the worse one; epsilon 0: none."""
     args = replace(ARGS, num_envs=512, minibatch_size=None, num_minibatches=None, total_timesteps=512 * 8)
-    args, env, network, init, _, _, keys = build(Counter(ends=(50, 60), limit=70), args)
-    state = jax.jit(init)(keys)
+    training = Training(pqn, Counter(ends=(50, 60), limit=70), args)
+    env, network, state = training.env, training.network, training.init(training.keys)
     environments = jax.tree.map(lambda x: x[0], state.environments)
 
+    @on_devices
     def run(epsilon):
         return pqn.rollout(args, env, network, state.learner, epsilon, environments, jax.random.key(1))
 
+    q_of = jax.jit(jax.vmap(partial(network.apply, state.learner.params)))
     for epsilon, share in ((1.0, 0.5), (0.2, 0.1), (0.0, 0.0)):
-        _, t, *_ = on_devices(run)(jnp.float32(epsilon))
-        q = np.asarray(jax.vmap(partial(network.apply, state.learner.params))(t.obs))
+        _, t, *_ = run(jnp.float32(epsilon))
+        q = np.asarray(q_of(t.obs))
         best = q.argmax(-1)
         worse = (np.asarray(t.action[..., 0]) != best).mean()
         assert worse == pytest.approx(share, abs=0.03)
@@ -146,16 +112,17 @@ def test_kl_and_switched_by_hand():
     )
     obs = jnp.array([0, 1])
 
+    @on_devices
     def run(epsilon):
         sample = pqn.Sample(pqn.Batch(obs[None], None, None), None)
         return pqn.measure_update(args, Table(), old, new, epsilon, sample)
 
-    metrics = on_devices(run)(jnp.float32(0.2))
+    metrics = run(jnp.float32(0.2))
     assert metrics["outer/switched"] == 0.5
     assert metrics["outer/kl"] == pytest.approx(0.5 * 0.8 * np.log(9), rel=1e-5)
     assert metrics["outer/ddr"] == pytest.approx(64 / (0.4 * np.log(9)), rel=1e-5)
     assert metrics["outer/update_norm"] == pytest.approx(np.sqrt(1 + 1 + 1 + 0.25))
-    assert np.isfinite(on_devices(run)(jnp.float32(0.0))["outer/kl"])
+    assert np.isfinite(run(jnp.float32(0.0))["outer/kl"])
 
 
 def test_steps_are_those_of_radam():
@@ -192,54 +159,23 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
         return pqn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
 
     ours, theirs = (on_devices(run, n, (P(), P("device")))(learner, batch) for n in (1, 8))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), ours, theirs)
+    leaves_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 # Learning
 
-EASY = replace(
-    ARGS, num_envs=32, num_steps=16, minibatch_size=128, num_minibatches=None, total_timesteps=512 * 100, gamma=0.8,
-    anneal_lr=True, hidden_sizes=(16,),
-)  # fmt: skip
-
-
-def learned(toy, observations, **flags):
-    """-> Q of these observations after 100 updates."""
-    args, _, network, init, step, _, keys = build(toy, replace(EASY, **flags))
-    state, step = jax.jit(init)(keys), jax.jit(step)
-    for _ in range(100):
-        state, metrics, _ = step(state)
-    assert metrics["charts/epsilon"] == pytest.approx(args.end_e)
-    return network.apply(state.learner.params, jnp.array(observations))
-
 
 def test_learns_the_reward_of_every_arm():
-    np.testing.assert_allclose(learned(Bandit(), [[1.0]])[0], Bandit.rewards, atol=0.05)
+    np.testing.assert_allclose(learned(pqn, Bandit(), [[1.0]], ARGS)[0], Bandit.rewards, atol=0.05)
 
 
-@pytest.mark.parametrize("flags", [{}, {"num_rollout_chunks": 4}, {"num_seeds": 1, "layer_norm": False}])
-def test_learns_the_values_of_two_states_beyond_the_time_limit(flags):
+def test_learns_the_values_of_two_states_beyond_the_time_limit():
     """Values 5 and -0.5 + 0.8 * 5; the worse action of each state, then the best ones: 0 + 0.8 * 3.5, 0.8 * 3.5."""
-    q = learned(TwoStates(), np.eye(2), q_lambda=0.0, end_e=0.3, **flags)
+    args = replace(ARGS, q_lambda=0.0, end_e=0.3, num_rollout_chunks=4)
+    q = learned(pqn, TwoStates(), np.eye(2), args)
     np.testing.assert_allclose(q, [[0.8 * 3.5, 3.5], [5.0, 0.8 * 3.5]], atol=0.2)
-
-
-# Runs
-
-
-def test_a_killed_run_goes_on_bit_for_bit_and_another_one_starts_from_it(tmp_path):
-    """As if it had been killed after update 3: its last checkpoint is that of update 2."""
-    flags = [*CARTPOLE.replace("--no-clip-vloss", "").split(), *BASE.split()]
-    straight = call(pqn, tmp_path / "straight", *flags)
-    killed = resumed(pqn, straight.path, tmp_path / "killed", after=3)
-    same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
-    assert lines_of(killed) == lines_of(straight.path)
-    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
-    start = call(pqn, tmp_path / "next", *flags, "--seed", 1, "--init-from", f"{killed}@4", stop=True).start
-    same(start, learner_at(straight, 4))
-    assert all(differ(part, old) for part, old in zip(start, straight.start, strict=True))
 
 
 def test_actions_that_are_no_single_choice_are_refused():
     with pytest.raises(UsageError, match=r"--env-id .*PQN needs one discrete action"):
-        build(Aim(), ARGS)
+        build(pqn, Aim(), ARGS)

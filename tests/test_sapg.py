@@ -2,16 +2,16 @@
 
 import sys
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from conftest import Counter, Noise, on_devices
+from conftest import Counter, Noise, Training, build, differ, leaves_close, on_devices, one_learner, same
 from jax.sharding import PartitionSpec as P
 from test_init_from import CARTPOLE, call
-from test_ppo import SPACES, differ, leaves_close, record, same
+from test_ppo import NARROW, random_batch, record
 
 import ppo
 import sapg
@@ -27,41 +27,19 @@ FLAGS = dict(
 ARGS = sapg.Args(num_blocks=3, **FLAGS)
 
 
-def trained(script, toy, updates, **flags):
-    """-> the last state, the metrics of each update, the last sample."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
-        _, _, _, init, step, measure, keys = script.build(script.Args(**FLAGS | flags))
-    state, metrics = jax.jit(init)(keys), []
-    for _ in range(updates):
-        state, row, sample = step(state)
-        metrics.append(jax.device_get(row))
-    return state, metrics, jax.device_get(measure(state.learner, sample))
-
-
 # One block
 
 
-@pytest.mark.parametrize(
-    "space, flags",
-    [
-        (
-            "continuous",
-            dict(norm_obs=True, norm_reward=True, learning_rate=1e-3),
-        ),
-        ("continuous", dict(norm_obs=True, norm_reward=True, learning_rate=1e-3, num_rollout_chunks=2)),
-        ("discrete", dict(num_devices=2, shared_encoder=True, target_kl=0.01)),
-    ],
-)
-def test_one_block_is_ppo_to_the_last_bit(space, flags):
-    toy = Noise(SPACES[space])
-    expected, its_metrics, its_plasticity = trained(ppo, toy, 3, **flags)
-    state, metrics, plasticity = trained(sapg, toy, 3, num_blocks=1, **flags)
-    raw = lambda state: jax.tree.leaves(state._replace(key=jax.random.key_data(state.key)))  # noqa: E731
-    same(raw(state), raw(expected))
-    same(metrics, its_metrics)
-    same(plasticity, its_plasticity)
-    assert all(row["outer/kl"] > 0 for row in metrics)
+def test_one_block_is_ppo_to_the_last_bit():
+    found = []
+    flags = dict(norm_obs=True, norm_reward=True, num_rollout_chunks=2, num_devices=2, target_kl=0.02)
+    for script, own in ((ppo, {}), (sapg, {"num_blocks": 1})):
+        training = Training(script, Noise(NARROW), script.Args(**FLAGS | flags | own))
+        states, metrics, samples = training.run(3)
+        raw = states[-1]._replace(key=jax.random.key_data(states[-1].key))
+        found.append((jax.tree.leaves(raw), metrics, training.measured(states[-1].learner, samples[-1])))
+    same(*found)
+    assert all(row["outer/kl"] > 0 for row in found[0][1])
 
 
 # Relabelled rows
@@ -98,8 +76,7 @@ def random_rollout(steps=5, number=12):
     return jax.tree.map(to32, t), obs[-1]
 
 
-@pytest.mark.parametrize("follower", [0, 1])
-@pytest.mark.parametrize("clip", ["one", "ratio"])
+@pytest.mark.parametrize("follower, clip", [(0, "one"), (1, "ratio")])
 def test_a_followers_transitions_are_relabelled_as_the_leaders(follower, clip):
     t, last_obs = random_rollout()
     args = replace(ARGS, gamma=0.9, off_policy_clip=clip)
@@ -244,19 +221,15 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     monkeypatch.setattr(sapg, "optimise", record_batches)
     found = []
     for normalised in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Noise(SPACES["discrete"]), num_envs)
-            )
-            _, _, _, init, step, _, keys = sapg.build(sapg.Args(num_blocks=3, norm_value=normalised, **FLAGS))
-        state = jax.jit(init)(keys)
-        params = state.learner.params
-        if normalised:
+
+        def start(state, normalised=normalised):
             stats = sapg.statistics.RunningStats(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(0.0))
-            state = state._replace(learner=state.learner._replace(value_stats=stats))
-        else:
-            state = state._replace(learner=state.learner._replace(params=with_scaled_critic(params, 2.0, 3.0)))
-        state, metrics, sample = step(state)
+            params = with_scaled_critic(state.learner.params, 2.0, 3.0)
+            change = {"value_stats": stats} if normalised else {"params": params}
+            return state._replace(learner=state.learner._replace(**change))
+
+        args = sapg.Args(num_blocks=3, norm_value=normalised, **FLAGS)
+        (_, state), (metrics,), (sample,) = Training(sapg, Noise(Discrete((3,))), args).run(1, change=start)
         found.append((state, metrics, sample))
     (plain, expected, raw), (state, metrics, sample) = found
     assert plain.learner.value_stats is None
@@ -277,14 +250,14 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
 
 def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of_its_own():
     args = replace(ARGS, shared_encoder=True)
-    network = sapg.ActorCritic(args, SPACES["continuous"])
+    network = sapg.ActorCritic(args, NARROW)
     obs = jnp.ones((3, 3))
     params = network.init(jax.random.key(0), obs, jnp.arange(3))
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes["phi"] == (3, 32) and shapes["log_std"] == (3, 2)
     assert shapes["encoder"]["Dense_0"]["kernel"] == (3 + 32, 8)
     many = jax.random.normal(jax.random.key(1), (30, 32))
-    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1), SPACES["continuous"])
+    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1), NARROW)
     phi = initial.init(jax.random.key(0), obs, jnp.arange(3))["params"]["phi"]
     assert abs(float(phi.std()) - float(many.std())) < 0.1 and abs(float(phi.mean())) < 0.1
     params["params"]["log_std"] = jnp.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
@@ -301,11 +274,11 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
         assert (grads[name][1] != 0).all() and not grads[name][jnp.array([0, 2])].any()
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def played(request):
-    """Rollouts of 24 Counters that end after 1 to 9 steps or are cut after 5, on one device or two."""
+@pytest.fixture(scope="module")
+def played():
+    """Rollouts of 24 Counters that end after 1 to 9 steps or are cut after 5, on two devices."""
     args = sapg.Args(**FLAGS | dict(num_envs=24, num_steps=12, total_timesteps=24 * 12), num_blocks=3)
-    env = envs.VectorEnv(Counter(ends=tuple(range(1, 10)), limit=5), 24 // request.param)
+    env = envs.VectorEnv(Counter(ends=tuple(range(1, 10)), limit=5), 12)
 
     class Blocks:
         def apply(self, params, obs, block):
@@ -319,12 +292,12 @@ def played(request):
         return t, last_value, sums
 
     out = P(None, "device"), P("device"), P()
-    return request.param, jax.device_get(on_devices(run, request.param, P(), out)(jax.random.key(3)))
+    return jax.device_get(on_devices(run, 2, P(), out)(jax.random.key(3)))
 
 
 def test_only_the_leaders_episodes_are_counted(played):
-    devices, (t, _, sums) = played
-    assert (t.block == np.tile(np.repeat(np.arange(3), 8 // devices), devices)).all()
+    t, _, sums = played
+    assert (t.block == np.tile(np.repeat(np.arange(3), 4), 2)).all()
     lengths, everyone = [], 0
     for column in range(24):
         begun = 0
@@ -339,7 +312,7 @@ def test_only_the_leaders_episodes_are_counted(played):
 
 
 def test_values_are_those_of_the_own_block_and_final_ones_also_the_leaders(played):
-    _, (t, last_value, _) = played
+    t, last_value, _ = played
     np.testing.assert_allclose(t.value, 100 * t.block + t.obs[..., 0])
     np.testing.assert_allclose(t.final_value, np.where(t.truncated, 100 * t.block + 5, 0))
     np.testing.assert_allclose(t.leader_final_value, np.where(t.truncated, 200 + 5, 0))
@@ -351,7 +324,7 @@ def test_values_are_those_of_the_own_block_and_final_ones_also_the_leaders(playe
 
 def test_one_and_eight_devices_learn_the_same():
     """Each device has a part of every block: the same transitions, with one device block after block."""
-    space, steps, each = SPACES["continuous"], 3, 6
+    space, steps, each = NARROW, 3, 6
     args = replace(ARGS, num_envs=48, num_steps=steps, num_minibatches=1, minibatch_size=None, update_epochs=2)
     network = sapg.ActorCritic(args, space)
     rng = np.random.default_rng(2)
@@ -388,25 +361,28 @@ def test_one_and_eight_devices_learn_the_same():
 
 
 def test_whole_updates_on_eight_devices():
-    """All devices draw the same follower and hold the same learner; the followers' vectors learn, too."""
+    """All devices draw the same follower and hold the same learner; the followers' vectors learn, too. Adam counts the
+    gradient steps that are announced: with the relabelled rows 8 minibatches in place of the 6 of the flags."""
     drawn, relabel = [], sapg.relabel
 
     def spy(args, network, behaviour, t, last_obs, follower):
         jax.debug.callback(lambda x: drawn.append(int(x)), follower)
         return relabel(args, network, behaviour, t, last_obs, follower)
 
+    flags = dict(num_envs=48, num_devices=8, total_timesteps=48 * 4 * 6, num_minibatches=6, update_epochs=2)
+    args = sapg.Args(num_blocks=3, **FLAGS | flags)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sapg, "relabel", spy)
-        flags = dict(num_envs=48, num_devices=8, num_blocks=3, total_timesteps=48 * 4 * 6, num_minibatches=1)
-        state, metrics, _ = trained(sapg, Noise(SPACES["discrete"]), 6, **flags)
+        states, metrics, _ = Training(sapg, Noise(Discrete((3,))), args).run(6)
     jax.effects_barrier()
-    rounds = np.reshape(drawn, (6, 8))
+    rounds, learner = np.reshape(drawn, (6, 8)), states[-1].learner
     assert (rounds == rounds[:, :1]).all() and set(rounds[:, 0]) == {0, 1}
-    for leaf in jax.tree.leaves(state.learner):
-        copies = [np.asarray(part.data) for part in leaf.addressable_shards]
-        assert len(copies) == 8 and all((copy == copies[0]).all() for copy in copies)
+    one_learner(learner, 8)
     assert all(row["finite"] and row["sapg/approx_kl"] > 0 for row in metrics)
-    assert optax.tree.norm(state.learner.params["params"]["phi"]) > 0
+    assert differ(learner.params["params"]["phi"][:2], states[0].learner.params["params"]["phi"][:2])
+    said = arguments.describe(args)
+    assert "each 2 epochs of 8 minibatches of 32: 16 gradient steps, 96 in all" in said and "are few" not in said
+    assert learner.opt_state.count == 96
 
 
 # Flags, and whole runs
@@ -417,16 +393,6 @@ def test_sizes_that_do_not_divide_are_one_line():
         sapg.Args(num_envs=64)
     with pytest.raises(UsageError, match=r"--num-blocks \* --num-rollout-chunks = 12; 24 would"):
         sapg.Args(num_envs=18, num_rollout_chunks=2)
-
-
-def test_the_gradient_steps_that_it_says_are_those_that_adam_counts():
-    """Of 3 blocks of 4 environments: with the relabelled rows 8 minibatches of 8 in place of the 6 of the flags."""
-    flags = dict(num_blocks=3, num_minibatches=6, update_epochs=2)
-    state, _, _ = trained(sapg, Counter(ends=tuple(range(1, 10)), limit=5), 3, **flags)
-    args = sapg.Args(**FLAGS | flags)
-    said = arguments.describe(args)
-    assert "each 2 epochs of 8 minibatches of 8: 16 gradient steps, 48 in all" in said and "are few" not in said
-    assert state.learner.opt_state.count == 48
 
 
 def test_the_leader_is_evaluated(tmp_path):
@@ -451,15 +417,12 @@ def test_the_leader_is_evaluated(tmp_path):
     assert all(abs(played - other).max() > 0.1 for other in each[:2])
 
 
-def test_a_run_evaluates_the_leader_films_and_is_continued(tmp_path):
-    flags = [*CARTPOLE.replace("--num-eval-episodes 0", "--num-eval-episodes 4").split(), "--num-blocks", 2]
-    flags += ["--num-seeds", 2]
+def test_a_run_evaluates_the_leader_and_films_it(tmp_path):
+    flags = CARTPOLE.replace("--num-eval-episodes 0", "--num-eval-episodes 4 --num-blocks 2 --num-seeds 2").split()
     first = call(sapg, tmp_path, *flags, "--total-timesteps", 96, "--capture-video", "--run-name", "first")
     assert (first.path / "videos/final_policy.gif").exists()
     lines = plots.read_lines(first.path)
     assert all("sapg/approx_kl" in line for line in lines if "losses/value_loss" in line)
-    second = call(sapg, tmp_path, *flags, "--total-timesteps", 32, "--init-from", first.path, "--run-name", "second")
-    assert (second.start.opt_state.count == 3 * 2 * 6).all()  # updates, epochs, minibatches
     with pytest.MonkeyPatch.context() as patch:
         flags = ("--evaluate", first.path, "--num-eval-episodes", 4, "--runs-dir", tmp_path, "--run-name", "again")
         patch.setattr(sys, "argv", ["sapg.py", *map(str, flags)])
@@ -471,24 +434,95 @@ def test_a_run_evaluates_the_leader_films_and_is_continued(tmp_path):
     }
 
 
-def test_what_the_authors_settings_need_learns_and_goes_on(tmp_path):
-    """Normalised values and the bounds loss in a run; the statistics are part of what --init-from takes over."""
-    flags = "--env-id MountainCarContinuous-v0 --num-envs 8 --num-blocks 2 --num-steps 4 --num-minibatches 2"
-    flags = [*flags.split(), "--norm-value", "--bounds-coef", 1e-4, "--hidden-sizes", 8, "--num-eval-episodes", 0]
-    first = call(sapg, tmp_path, *flags, "--total-timesteps", 96, "--run-name", "first")
-    assert first.start.value_stats.count == 0
-    second = call(sapg, tmp_path, *flags, "--total-timesteps", 32, "--init-from", first.path, "--run-name", "second")
-    assert second.start.value_stats.count == 96
+def test_the_bounds_loss_is_for_actions_between_minus_one_and_one():
+    low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
+    args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
+    build(sapg, Noise(Box(-high, high)), args)
+    for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
+        with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
+            build(sapg, Noise(space), args)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_the_bounds_loss_is_for_actions_between_minus_one_and_one(env_id):
-    with pytest.raises(UsageError, match=rf"--bounds-coef 0.0001: needs actions in \[-1, 1\]; {env_id} has others"):
-        sapg.build(sapg.Args(**FLAGS, num_blocks=2, env_id=env_id, bounds_coef=1e-4))
+# --adaptive-lr-kl, against a replay epoch by epoch
 
 
-def test_the_bounds_loss_is_not_for_actions_between_nought_and_one(monkeypatch):
-    toy = Noise(Box(np.zeros(2, np.float32), np.ones(2, np.float32)))
-    monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(toy, num_envs))
-    with pytest.raises(UsageError, match=r"needs actions in \[-1, 1\]"):
-        sapg.build(sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4))
+TOY = dict(
+    num_blocks=1, num_envs=8, num_steps=8, num_minibatches=1, hidden_sizes=(8,), total_timesteps=64 * 4, ent_coef=0.0
+)
+
+
+class OneBlock:
+    """sapg.py's network, of which test_ppo.py's helpers know no blocks."""
+
+    def __init__(self, network):
+        self.network, self.init = network, lambda key, obs: network.init(key, obs, jnp.zeros(len(obs), int))
+
+    def apply(self, params, obs, block=0, **kw):
+        return self.network.apply(params, obs, block, **kw)
+
+
+@pytest.fixture(scope="module")
+def epochs():
+    """-> function(learner, learning rate, flags) -> learner, metrics of optimise() on one batch, the first learner."""
+    args = sapg.Args(**TOY, num_devices=1)
+    network = OneBlock(sapg.ActorCritic(args, NARROW))
+    params, batch, dist = random_batch(args, network, 64, NARROW)
+    batch = jax.tree.map(jnp.asarray, batch._replace(log_prob=dist.log_prob(batch.action)))
+    zeros = jnp.zeros(64)
+    batch = sapg.Batch(*batch, zeros.astype(int), zeros.astype(bool), zeros)
+
+    @cache
+    def compiled(**flags):
+        changed = replace(args, **flags)
+        return on_devices(
+            lambda learner, rate: sapg.optimise(changed, network, learner, batch, jax.random.key(0), rate)
+        )
+
+    run = lambda learner, rate, **flags: compiled(**flags)(learner, jnp.float32(rate))  # noqa: E731
+    return run, sapg.Learner(params, sapg.ADAM.init(params), None, None)
+
+
+def test_the_learning_rate_follows_the_kl_of_each_epoch(epochs):
+    """Single epochs of one minibatch, in which the order of transitions does not matter, with the rate set by hand."""
+    threshold, number, start = 2e-3, 8, 3e-3
+    run, learner = epochs
+    whole, metrics = run(learner, start, update_epochs=number, adaptive_lr_kl=threshold)
+    rate, moves, by_hand = start, [], learner
+    for _ in range(number):
+        by_hand, one = run(by_hand, rate, update_epochs=1)
+        assert one["charts/learning_rate"] == np.float32(rate)  # without the flag it stays
+        kl = float(one["losses/approx_kl"])
+        moves.append(-1 if kl > 2 * threshold else 1 if kl < threshold / 2 else 0)
+        rate = min(rate * 1.5 ** moves[-1], 1e-2)
+    assert set(moves) == {-1, 0, 1}  # all three happen
+    np.testing.assert_allclose(metrics["charts/learning_rate"], rate, rtol=1e-5)
+    leaves_close(whole.params, by_hand.params, rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_changes_beyond_half_and_twice_the_threshold_within_bounds():
+    args = sapg.Args(adaptive_lr_kl=0.016)
+    assert sapg.Args().anneal_lr and not args.anneal_lr
+    for rate, kl, expected in (
+        *((1e-3, kl, 1.5e-3) for kl in (0.0, 0.0079)),
+        *((1e-3, kl, 1e-3) for kl in (0.0081, 0.031, np.nan)),
+        *((1e-3, kl, 1e-3 / 1.5) for kl in (0.033, np.inf)),
+        (9e-3, 0.0, 1e-2),
+        (1.2e-6, 1.0, 1e-6),
+    ):
+        new = sapg.adapt_learning_rate(args, jnp.float32(rate), jnp.float32(kl))
+        np.testing.assert_allclose(new, expected, rtol=1e-6)
+
+
+def test_epochs_that_were_stopped_do_not_change_the_learning_rate(epochs):
+    run, learner = epochs
+    _, metrics = run(learner, 1e-3, update_epochs=6, adaptive_lr_kl=1e-8, target_kl=1e-9)
+    # The first epoch's KL is 0, the second's is above both.
+    assert metrics["outer/epochs"] == 2
+    np.testing.assert_allclose(metrics["charts/learning_rate"], 1e-3, rtol=1e-6)
+
+
+def test_an_adaptive_learning_rate_is_refused_in_chunks():
+    """Of 16 chunks of 4 epochs the rate would be adapted 64 times in an update, most often to what others had moved."""
+    said = r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$"
+    with pytest.raises(UsageError, match=said):
+        sapg.Args(adaptive_lr_kl=0.016, num_rollout_chunks=16)
