@@ -1,11 +1,9 @@
 """Flags: bounds beside their fields, one line for what is wrong, help in groups."""
 
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -32,8 +30,8 @@ from common.run.arguments import (
     sections,
     typed,
 )
+from common.run.run import main as run_main
 
-ROOT = Path(__file__).parents[1]
 SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 
 
@@ -276,13 +274,23 @@ def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(scrip
     assert steps is None or f"note: {steps} gradient steps per update are few" in told
 
 
+def call(monkeypatch, capsys, script, *flags):
+    """A script's main function with these flags. -> its exit code, what it said on stdout, on stderr."""
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags)])
+    code = 0
+    try:
+        run_main(getattr(script, "train", None) or script.main, script.Args)
+    except SystemExit as end:
+        code = end.code
+    return code, *capsys.readouterr()
+
+
 @pytest.mark.parametrize("flag", ["--runs-dir", "--results-dir"])
-def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, flag):
+def test_a_file_in_the_place_of_a_folder_is_one_line(monkeypatch, capsys, tmp_path, flag):
     (tmp_path / "file").write_text("")
     for place in ("file", "file/below"):
-        command = [sys.executable, str(ROOT / "figures.py"), "1b", flag, str(tmp_path / place)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and f"{flag} {tmp_path / place}" in done.stderr
+        code, _, said = call(monkeypatch, capsys, figures, "1b", flag, tmp_path / place)
+        assert code == 2 and said.count("\n") == 1 and f"{flag} {tmp_path / place}" in said
 
 
 def test_figures_have_flags_like_the_scripts():
@@ -291,21 +299,16 @@ def test_figures_have_flags_like_the_scripts():
         parse(figures.Args, "", ["5a", "--jobs", "0"])
 
 
-def test_environments_are_listed():
+def test_environments_are_listed(monkeypatch, capsys):
     """Without a name a line for each suite, with names all of their ids."""
-
-    def call(script, *flags):
-        done = subprocess.run([sys.executable, str(ROOT / script), *flags], capture_output=True, text=True)
-        return done.returncode, done.stdout.splitlines(), done.stderr
-
-    code, suites, _ = call("pqn.py", "--list-envs")
-    assert code == 0 and [line.split()[0] for line in suites] == list(envs.SUITES)
-    assert [line.split()[1] for line in suites] == list(envs.SUITES.values())
-    assert suites[0].endswith(" installed") and suites[1].endswith(" installed")
-    code, ids, _ = call("ppo.py", "--list-envs", "gymnax", "kinetix")
-    assert code == 0 and {"CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion", "kinetix/s"} <= set(ids)
-    assert call("ppo.py", "--list-envs", "gym") == (
-        2, [], f"ppo.py: error: --list-envs gym: no such suite; there are {', '.join(envs.SUITES)}\n"
+    code, suites, _ = call(monkeypatch, capsys, pqn, "--list-envs")
+    rows = [line.split() for line in suites.splitlines()]
+    assert code == 0 and [row[:2] for row in rows] == [list(pair) for pair in envs.SUITES.items()]
+    assert rows[0][-1] == rows[1][-1] == "installed"
+    code, ids, _ = call(monkeypatch, capsys, ppo, "--list-envs", "gymnax", "kinetix")
+    assert code == 0 and {"CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion", "kinetix/s"} <= set(ids.split())
+    assert call(monkeypatch, capsys, ppo, "--list-envs", "gym") == (
+        2, "", f"ppo.py: error: --list-envs gym: no such suite; there are {', '.join(envs.SUITES)}\n"
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from common.run import devices
+from common.run import devices, plots
 from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, typed
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
 from common.run.tracking import say
@@ -87,7 +87,7 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
     if "num_devices" in anew and "search_batch" in saved and anew["num_devices"] != saved["num_devices"]:
         saved["search_batch"] = None  # it follows from the number of devices
     args = kind(**{**saved, **anew, "resume": args.resume})
-    if updates[-1] == args.num_updates and _summary(folder).get("updates") == args.num_updates:
+    if updates[-1] == args.num_updates and plots.finished(folder):
         print(f"{where}: finished already, {args.num_updates} of {args.num_updates} updates")
         raise SystemExit(0)
     return args
@@ -121,14 +121,6 @@ def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
         made = f"it was made by {record['script']}.py at git commit {record.get('git_commit')}"
         raise UsageError(f"{where}: this script has no {', '.join(map(flag, sorted(unknown)))}; {made}")
     return saved
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
-        found = None
-    return found if isinstance(found, dict) else {}
 
 
 def _refuse_taken(path: Path) -> NoReturn:

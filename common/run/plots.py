@@ -110,11 +110,10 @@ def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def finished(run: Path) -> bool:
     """Whether the run has come to its end. One that a signal stopped has a summary as well."""
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or one that is damaged
         summary = json.loads((run / "summary.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return summary["updates"] == summary["num_updates"]
+        return summary["updates"] == summary["num_updates"]
+    return False
 
 
 def summarize(run: Path | str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from common.run import checkpoints, devices, folder, memory
+from common.run import checkpoints, devices, folder, memory, plots
 from common.run.arguments import UsageError, apply_scaling, describe, parse
 from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
@@ -232,9 +232,7 @@ class Run:
             raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
 
     def _drop_lines_after(self, update: int) -> None:
-        from common.run.plots import read_lines
-
-        kept = [line for line in read_lines(self.path) if line["update"] <= update]
+        kept = [line for line in plots.read_lines(self.path) if line["update"] <= update]
         self._offset = max([0.0, *(line.get("time", 0.0) for line in kept)])
         self._evaluated = {line["update"] for line in kept if any(key.startswith("eval/") for key in line)}
         if (self.path / "metrics.jsonl").exists():
@@ -543,8 +541,6 @@ class Run:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
         1 if its last checkpoint or evaluation failed. -> the run's folder."""
         if self.is_main:
-            from common.run import plots
-
             summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
             if not (self._unfinished or self._failed):
