@@ -76,8 +76,8 @@ class Categorical:
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         # A comparison, not an index, whose gradient would be a scatter: slow on a CPU and one more program of a GPU.
-        parts = enumerate(self._log_probs())
-        return sum(jnp.where(action[..., d, None] == jnp.arange(x.shape[-1]), x, 0.0).sum(-1) for d, x in parts)
+        pick = lambda d, x: jnp.where(action[..., d, None] == jnp.arange(x.shape[-1]), x, 0.0).sum(-1)  # noqa: E731
+        return sum([pick(d, x) for d, x in enumerate(self._log_probs())])
 
     def entropy(self) -> jax.Array:
         return sum(-(jnp.exp(part) * part).sum(-1) for part in self._log_probs())

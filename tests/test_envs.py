@@ -235,8 +235,7 @@ def test_step_is_replayed_in_python():
 
 
 def test_where_no_episode_ended_the_means_are_nan():
-    env = VectorEnv(Counter(ends=(99,), limit=999), 4)
-    metrics = env.episode_metrics(jax.vmap(episode_sums)(play(env, 3)[2].episode).sum(0))
+    metrics = VectorEnv(Counter(ends=(99,), limit=999), 4).episode_metrics(jnp.zeros(4))
     assert metrics.pop("charts/num_episodes") == 0
     assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
 

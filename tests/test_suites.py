@@ -124,16 +124,6 @@ def test_xminigrid_goal_in_the_last_step_is_no_time_out(limit):
     assert float(out.reward[0]) == pytest.approx((1 - 0.9 * 5 / limit) * reached)
 
 
-@pytest.mark.slow
-def test_every_xminigrid_id_can_be_used():
-    """Their shapes and types are as declared, and remain so."""
-    needs("xminigrid")
-    ids = envs.env_ids("xminigrid")
-    assert len(ids) == 23 and {"xminigrid/MiniGrid-DoorKey-8x8", "xminigrid/MiniGrid-MemoryS8"} <= set(ids)
-    for env_id in ids:
-        check_shapes(envs.make(env_id, 1).suite)
-
-
 def check_shapes(suite):
     state, obs = jax.eval_shape(suite.reset, jax.random.key(0))
     assert (obs.shape, obs.dtype) == (suite.obs_shape, suite.obs_dtype)
@@ -229,18 +219,6 @@ def test_brax_backends_are_chosen():
     assert pendulum.action_space.high.tolist() == [1] and limb.action_space.low.tolist() == [-1, -1]
     line = error_of("brax/ant", env_kwargs='{"backend": "bullet"}')
     assert "brax/ant raises ValueError: backend should be in" in line and "'spring'" in line
-
-
-def test_brax_shows_a_policy_its_own_part_of_the_observations():
-    """Of an environment with a dict of them, as playground's robots have."""
-    needs("brax")
-    from brax import envs as brax_envs
-
-    from common.suites.brax import Brax
-
-    suite = Brax(brax_envs.get_environment("fast", obs_mode="dict_state"), "fast", LIMIT)
-    assert suite.obs_shape == (2,)
-    check_shapes(suite)
 
 
 def test_an_action_is_repeated_and_its_rewards_are_added():
@@ -356,8 +334,8 @@ def call(monkeypatch, *flags):
     runs.main(ppo.train, ppo.Args)
 
 
-# One suite will do for every day; tests/test_runs.py has states such as brax's, with arrays of size 0.
-@pytest.mark.parametrize("suite", [pytest.param(s, marks=[pytest.mark.slow] * (s != "xminigrid")) for s in SHORT])
+# One suite will do; tests/test_runs.py has states such as brax's, with arrays of size 0.
+@pytest.mark.parametrize("suite", ["xminigrid"])
 def test_a_resumed_run_equals_a_straight_one(suite, monkeypatch, tmp_path):
     """Bit for bit, over several ends of episodes, from a checkpoint within one: everything that is stored, and every
     metric."""
