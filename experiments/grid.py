@@ -200,11 +200,7 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: T
 
     threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, len(cells)))]
     try:
-        for thread in threads:
-            thread.start()
-        with signals_interrupt():
-            for thread in threads:
-                thread.join()
+        _run_through(threads)
     except KeyboardInterrupt:
         with starting:
             stopping.set()
@@ -215,6 +211,14 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: T
             thread.join()
         raise
     return failed
+
+
+def _run_through(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    with signals_interrupt():
+        for thread in threads:
+            thread.join()
 
 
 @contextlib.contextmanager
