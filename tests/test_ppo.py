@@ -328,7 +328,7 @@ def record(size, steps):
 def random_batch(args, network, size, space):
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(size, 3)).astype(np.float32)
-    params = network.init(jax.random.key(0), obs)
+    params = jax.jit(network.init)(jax.random.key(0), obs)
     dist, value = network.apply(params, obs)
     action = dist.sample(jax.random.key(1))
     advantage, error = rng.normal(1, 2, (2, size)).astype(np.float32)
@@ -382,7 +382,8 @@ def test_measures_by_hand_on_eight_devices():
     obs = rng.normal(size=(24, 3)).astype(np.float32)
     action = rng.integers([2, 3], size=(24, 2)).astype(np.int32)
     advantage = (5 + 3 * rng.normal(size=24)).astype(np.float32)
-    trees = [jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)) for seed in (0, 1, 2)]
+    init = jax.jit(lambda seed: jax.tree.map(lambda x: 2 * x, network.init(jax.random.key(seed), obs)))
+    trees = [init(seed) for seed in (0, 1, 2)]
     for params, scale in zip(trees, (30.0, 50.0, 40.0), strict=True):  # the policy head starts at nearly 0
         params["params"]["actor"]["kernel"] *= scale
     old, new, previous = trees

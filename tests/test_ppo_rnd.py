@@ -5,6 +5,7 @@ Where the two algorithms coincide, ppo.py, which has tests of its own, is the an
 """
 
 from dataclasses import asdict, replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +166,7 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
         jax.debug.callback(lambda obs: seen.append(np.asarray(obs)), obs, ordered=True)
         return error(args, rnd, predictor, obs)
 
-    batch, learner, network = inputs(ARGS)
+    batch, learner, network = inputs()
     monkeypatch.setattr(ppo_rnd, "prediction_error", spy)
     optimise(ARGS, network, learner, batch, update_proportion=share, update_epochs=4)
     jax.effects_barrier()
@@ -178,19 +179,19 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
 # The predictor
 
 
-def inputs(args, size=64, next_obs=None):
+@cache
+def inputs():
     """-> a batch of whatever, a fresh learner, the network."""
-    rng, network = np.random.default_rng(0), ppo_rnd.ActorCritic(args, Discrete((3,)))
-    obs, other = rng.normal(size=(2, size, 3)).astype(np.float32)
-    params = network.init(jax.random.key(0), obs)
+    rng, network = np.random.default_rng(0), ppo_rnd.ActorCritic(ARGS, Discrete((3,)))
+    obs, other = rng.normal(size=(2, 64, 3)).astype(np.float32)
+    params = jax.jit(network.init)(jax.random.key(0), obs)
     dist, value = network.apply(params, obs)
     action = dist.sample(jax.random.key(1))
-    advantage, error = rng.normal(1, 2, (2, size)).astype(np.float32)
-    next_obs = other if next_obs is None else next_obs
+    advantage, error = rng.normal(1, 2, (2, 64)).astype(np.float32)
     log_prob = dist.log_prob(action) + 0.1 * error
-    batch = ppo_rnd.Batch(obs, next_obs, action, log_prob, value, advantage, value + error[:, None])
-    parts = (ppo_rnd.Embedding(args), ppo_rnd.Embedding(args, extra_layers=2))
-    networks = (part.init(jax.random.key(i), other) for i, part in enumerate(parts))
+    batch = ppo_rnd.Batch(obs, other, action, log_prob, value, advantage, value + error[:, None])
+    parts = (ppo_rnd.Embedding(ARGS), ppo_rnd.Embedding(ARGS, extra_layers=2))
+    networks = (jax.jit(part.init)(jax.random.key(i), other) for i, part in enumerate(parts))
     rnd = ppo_rnd.Distillation(*networks, statistics.initial_stats((3,)), statistics.initial_stats(()))
     opt_state = ppo_rnd.ADAM.init((params, rnd.predictor))
     return batch, ppo_rnd.Learner(params, opt_state, rnd, None, None), network
@@ -205,7 +206,8 @@ def optimise(args, network, learner, batch, number=1, **flags):
 def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     rng = np.random.default_rng(1)
     here, there = (np.float32(place) + 0.2 * rng.normal(size=(64, 3)).astype(np.float32) for place in (-1.5, 1.5))
-    batch, learner, network = inputs(ARGS, next_obs=here)
+    batch, learner, network = inputs()
+    batch = batch._replace(next_obs=here)
     args = replace(ARGS, update_epochs=50, update_proportion=1.0)
     after, metrics = optimise(args, network, learner, batch)
     error = lambda obs, learner: ppo_rnd.prediction_error(  # noqa: E731
@@ -217,7 +219,7 @@ def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
 
 
 def test_observations_are_normalised_by_their_own_statistics_and_clipped_at_5():
-    _, learner, _ = inputs(ARGS)
+    _, learner, _ = inputs()
     mean, std = np.float32([3, -2, 50]), np.float32([2, 0.5, 30])
     stats = statistics.RunningStats(mean, std**2, np.float32(10))
     shifted = learner.rnd._replace(obs_stats=stats)
@@ -260,7 +262,7 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
 def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
     """The global minibatches hold the same transitions, and the predictor learns from all of them."""
     monkeypatch.setattr(ppo_rnd, "random_permutation", lambda key, size: lambda positions: positions)
-    batch, learner, network = inputs(ARGS)
+    batch, learner, network = inputs()
     flags = {"update_proportion": 1.0, "update_epochs": 2}
     # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
     shares = np.arange(64).reshape(8, 4, -1).swapaxes(0, 1).reshape(-1)

@@ -230,7 +230,7 @@ def test_nothing_passes_the_border_of_an_episode(cell):
     obs = jax.random.normal(jax.random.key(1), (length, 3))
     state = jax.tree.map(lambda x: x[:1] + 0.5, ppo_rnn.initial_cells(args, 1).state)
     patterns = np.array(np.meshgrid(*[[False, True]] * length)).reshape(length, -1).T
-    params = opinionated(network.init(jax.random.key(0), obs, ppo_rnn.Cells(state, jnp.ones(length, bool))))
+    params = opinionated(jax.jit(network.init)(jax.random.key(0), obs, ppo_rnn.Cells(state, jnp.ones(length, bool))))
 
     def outputs(obs, state, reset):
         dist, value, _ = network.apply(params, obs, ppo_rnn.Cells(state, reset))
@@ -302,7 +302,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
     )
     cells = ppo_rnn.Cells(state, rng.random((length, number)) < 0.3)
     batch = ppo_rnn.Batch(obs.astype(np.float32), action, log_prob - 1, value, advantage, target, cells)
-    params = opinionated(network.init(jax.random.key(0), obs[0], ppo_rnn.initial_cells(args, number)))
+    params = opinionated(jax.jit(network.init)(jax.random.key(0), obs[0], ppo_rnn.initial_cells(args, number)))
     learner = ppo_rnn.Learner(params, ppo_rnn.ADAM.init(params), None, None)
 
     def run(learner, batch):

@@ -150,7 +150,7 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
     network = pqn.QNetwork(args, 3)
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(64, 3)).astype(np.float32)
-    params = network.init(jax.random.key(0), obs)
+    params = jax.jit(network.init)(jax.random.key(0), obs)
     action = rng.integers(0, 3, (64, 1))
     batch = pqn.Batch(obs, action, rng.normal(size=64).astype(np.float32))
     learner = pqn.Learner(params, pqn.RADAM.init(params), None, None)

@@ -252,13 +252,13 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
     args = replace(ARGS, shared_encoder=True)
     network = sapg.ActorCritic(args, NARROW)
     obs = jnp.ones((3, 3))
-    params = network.init(jax.random.key(0), obs, jnp.arange(3))
+    params = jax.jit(network.init)(jax.random.key(0), obs, jnp.arange(3))
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes["phi"] == (3, 32) and shapes["log_std"] == (3, 2)
     assert shapes["encoder"]["Dense_0"]["kernel"] == (3 + 32, 8)
     many = jax.random.normal(jax.random.key(1), (30, 32))
-    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1), NARROW)
-    phi = initial.init(jax.random.key(0), obs, jnp.arange(3))["params"]["phi"]
+    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1, hidden_sizes=(2,)), NARROW)
+    phi = jax.jit(initial.init)(jax.random.key(0), obs, jnp.arange(3))["params"]["phi"]
     assert abs(float(phi.std()) - float(many.std())) < 0.1 and abs(float(phi.mean())) < 0.1
     params["params"]["log_std"] = jnp.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     dist, value = network.apply(params, obs, jnp.array([2, 0, 0]))
@@ -329,7 +329,7 @@ def test_one_and_eight_devices_learn_the_same():
     network = sapg.ActorCritic(args, space)
     rng = np.random.default_rng(2)
     obs, block = rng.normal(size=(steps + 1, 48, 3)).astype(np.float32), np.tile(np.repeat(np.arange(3), 2), 8)
-    params = network.init(jax.random.key(0), obs[0], block)
+    params = jax.jit(network.init)(jax.random.key(0), obs[0], block)
     dist, value = jax.vmap(lambda obs: network.apply(params, obs, block))(obs)
     action = dist.sample(jax.random.key(1))[:-1]
     log_prob = jax.tree.map(lambda x: x[:-1], dist).log_prob(action)
@@ -408,7 +408,7 @@ def test_the_leader_is_evaluated(tmp_path):
             call(sapg, tmp_path, *CARTPOLE.replace("--num-envs 4", "--num-envs 6").split(), "--num-blocks", 3)
     args = parse(sapg.Args, "", [*CARTPOLE.replace("--num-envs 4", "--num-envs 6").split(), "--num-blocks", "3"])
     network, obs = sapg.ActorCritic(args, Discrete((2,))), jnp.ones((5, 4))
-    params = network.init(jax.random.key(0), obs, jnp.zeros(5, int))
+    params = jax.jit(network.init)(jax.random.key(0), obs, jnp.zeros(5, int))
     params["params"]["actor"]["kernel"] *= 300
     stats = sapg.statistics.initial_stats((4,))
     played = given["policy"](sapg.Learner(params, None, stats, None), obs).logits

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import types
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -176,15 +177,16 @@ def test_common_knows_no_algorithm(path):
     tree = ast.parse(path.read_text())
     assert not imported(tree) & (SCRIPTS.keys() | {"optax"})
     algorithm = "compute_gae ppo_loss optimise value_and_grad grad clip_eps gae_lambda"
-    assert not (words(tree) | set(defined(tree))) & set(algorithm.split())
+    assert not (words(tree).keys() | defined(tree).keys()) & set(algorithm.split())
 
 
 def words(tree):
-    """The names that a piece of code uses."""
+    """The names that a piece of code uses, and how often."""
     nodes = list(ast.walk(tree))
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return used | {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    used.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
+    used.update(alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names)
+    return used
 
 
 def defined(tree):
@@ -198,13 +200,13 @@ def defined(tree):
 def for_one_script(modules, scripts):
     """What is defined in these modules and used by a single script and by nothing else."""
     found = []
-    by_script = {name: words(tree) for name, tree in scripts.items()}
+    by_script, by_module = ({name: words(tree) for name, tree in trees.items()} for trees in (scripts, modules))
     for path, tree in modules.items():
         for name, node in defined(tree).items():
             users = [script for script, used in by_script.items() if name in used]
-            inside = sum(name in words(other) for other in modules.values() if other is not tree)
-            rest = ast.parse(ast.unparse(tree).replace(ast.unparse(node), "pass"))
-            if len(users) == 1 and not inside and name not in words(rest):
+            inside = sum(name in used for other, used in by_module.items() if other != path)
+            rest = by_module[path][name] - words(node)[name]
+            if len(users) == 1 and not inside and not rest:
                 found.append(f"{path}: {name} is there for {users[0]} alone")
     return found
 
