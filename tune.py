@@ -5,7 +5,7 @@
     python tune.py --from ppo-CartPole-v1-1f0c2a9e                     # shows a study's results again
 
 A trial is one run of the script per environment, as a user would start it. Its score is the mean over environments of
-the return of the evaluated policy at the end, where a random policy is 0 and a published one 1 (tuning/references.py).
+the return of the evaluated policy at the end: 0 for a random policy, 1 for a published one (experiments/references.py).
 The same command goes on where a study was stopped, and several machines can share a study. See docs/tune.md.
 """
 
@@ -45,7 +45,7 @@ from common.run.checkpoints import first_line
 from common.run.run import main as run_main
 from common.run.tracking import say
 from experiments import grid
-from tuning.references import REFERENCES
+from experiments.references import REFERENCES
 from tuning.report import as_flags, counting, show, spelled
 from tuning.trials import RUNGS, Task, Worker, put_back, shares
 

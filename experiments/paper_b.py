@@ -17,8 +17,8 @@ from experiments.data import FINAL, Arms, Cells, Data, Figure, Shown, matrix
 from experiments.effects import bootstrap, contrast, iqm, mean_over_games, over_games
 from experiments.grid import Cell, by_seed, named
 from experiments.pictures import Line, Picture
+from experiments.references import REFERENCES
 from experiments.visited import CHECKPOINTS
-from tuning.references import REFERENCES
 
 LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
 POINTS = 33  # times on a curve over all games; the first, step 0, is left out

@@ -22,8 +22,8 @@ from optuna.trial import TrialState
 import tune
 from common.run.arguments import UsageError
 from experiments import grid
+from experiments.references import reference_score
 from tuning import report, trials
-from tuning.references import reference_score
 
 ROOT = Path(__file__).parents[1]
 FAKE = '''

@@ -26,7 +26,7 @@ from common.run.arguments import UsageError
 from common.run.checkpoints import checkpoint_updates
 from common.run.tracking import say
 from experiments import grid
-from tuning.references import reference_score
+from experiments.references import reference_score
 from tuning.report import as_flags, command, counting, progress
 
 RUNGS = 20  # points of a run at which --pruner looks at it
