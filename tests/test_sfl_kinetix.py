@@ -813,7 +813,7 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
     ):
         with pytest.raises(arguments.UsageError, match=said):
             sfl_kinetix.train(evaluate(runs_dir=str(tmp_path / "runs"), **flags))
-        assert not (tmp_path / "runs").exists()
+        assert not any((tmp_path / "runs").glob("*"))
     for config, said in (
         ("{}", "cannot be read"),
         ('{"model": {"actor_depth": "x"}}', "config.json describes no network"),
