@@ -348,7 +348,7 @@ def test_measuring_is_done_when_due_for_every_seed_and_changes_nothing_of_what_i
     }  # fmt: skip
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
     _, _, _, init, _, _, keys = ppo.build(ppo.Args(**flags))
-    like, ends = jax.eval_shape(init, keys), []
+    like, ends = init(keys), []
     for every, due in ((0, []), (2, [2, 4, 5])):
         path = ppo.train(ppo.Args(**flags, plasticity_every=every))
         ends.append(checkpoints.restore_newest(path, [5], like, "", partial=False)[0].learner)

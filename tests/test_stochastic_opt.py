@@ -198,7 +198,7 @@ def call(monkeypatch, *flags):
     "flags, said",
     [
         ("--learning-rate nan", ["--learning-rate nan"]),
-        ("--momentum 1.5", ["--momentum 1.5", "0 to 1"]),
+        ("--momentum 1.5", ["--momentum 1.5", "less than or equal to 1"]),
         ("--seed 2147483648", ["--seed 2147483648", "less than"]),
         ("--dimension 2000000000", ["--dimension 2000000000", "GB"]),
         ("--num-steps 100000000000", ["--num-steps 100000000000", "less than"]),
