@@ -166,6 +166,8 @@ def line_through(values: np.ndarray) -> tuple[float, float]:
     from scipy import stats
 
     n = len(values)
+    if np.ptp(values) == 0:  # a return that cannot be higher; scipy's interval would be NaN
+        return 0.0, 0.0
     line = stats.linregress(np.arange(n), values)
     return line.slope * (n - 1), float(stats.t.ppf(0.975, n - 2)) * line.stderr * (n - 1)
 

@@ -57,6 +57,7 @@ def test_states_of_curves(seed):
     assert state(3 * X, noise=0.5) == "climbing"
     assert state(np.minimum(20 * X, 10)) == "still"
     assert state(np.zeros(LINES)) == "still"  # it never rose
+    assert state(500 * np.minimum(5 * X, 1), noise=0.0) == "still"  # at the best that there is, without any noise
     assert state(np.where(X < 0.8, 20 * X, 2)) == "fell"
     assert state(10 * X, updates=12) == "few updates"
     assert state(10 * X[:10]) == "few updates"
