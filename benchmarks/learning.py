@@ -374,7 +374,8 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
         rows = [row for row in TABLE.values() if row.group == group and row.name in known]
         parts += [make_table(group, rows, stored)] if rows else []
     missing = [row.name for row in TABLE.values() if row.name not in known]
-    parts += [f"Not run: {', '.join(missing)}."] if missing else []
+    if missing:
+        parts.append(f"{len(missing)} of the table's {len(TABLE)} rows are not run; `--list` names them.")
     made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
     return "\n\n".join([*parts, made]) + "\n"
 
