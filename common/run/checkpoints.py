@@ -43,8 +43,9 @@ def save(folder: Path, update: int, state: Any, keep: int = 0) -> None:
     def publish() -> None:
         os.replace(part, folder / str(update))
         for old in checkpoint_updates(folder)[:-keep] if keep else ():
-            os.replace(folder / str(old), part)
-            shutil.rmtree(part)
+            with contextlib.suppress(OSError):  # one that cannot be removed does no harm
+                os.replace(folder / str(old), part)
+                shutil.rmtree(part)
 
     for action in (begin if first else None, lambda: _write(part, state), publish if first else None):
         devices.together(action or (lambda: None), OSError)
