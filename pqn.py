@@ -86,7 +86,7 @@ class Args(EnvArgs):
     network: Literal["mlp", "cnn", "nature", "impala"] | None = None
     """What is before the hidden layers. cnn: a 3x3 convolution with 16 channels, for image-like observations; nature,
     impala: the convolutions of Mnih et al. 2015 or the 15 of Espeholt et al. 2018, for pixels. Default: cnn for images
-    of less than 36 pixels, nature for larger ones, mlp for anything else."""
+    whose shorter side is 3 to 35, nature from 36 on, mlp for anything else."""
     hidden_sizes: tuple[Positive[int], ...] = (128, 128)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu", "elu"] = "relu"

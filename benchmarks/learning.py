@@ -269,6 +269,8 @@ def number(value: float, like: float | None = None) -> str:
 
 def verdict(apart: float, width: float) -> str:
     """In words, where a difference to a reference leaves a row."""
+    if np.isnan(width):
+        return "one seed: open"
     if apart >= 0:
         return "reached"
     return "below the reference, within the interval" if apart + width >= 0 else "**below the reference**"
@@ -351,8 +353,9 @@ Returns of trained policies, not of training: 128 episodes at the end of each ru
 says "most probable actions". A return is the mean over seeds ± half its 95 % t-interval; the 10th percentile is given
 from ten seeds on. Minutes are those of the median run's training, without imports and compiling, on one core with other
 runs beside it unless a table says otherwise. "Below the reference" says that our mean is lower; "within the interval",
-that the seeds do not exclude an equal one. References are other people's numbers, with their own protocols, unless a
-script is named."""
+that the seeds do not exclude an equal one; in bold, that they do. References are other people's numbers, with their own
+protocols, unless a script is named: [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the
+best of ten learning rates for each game; [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:
@@ -361,7 +364,11 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
     used = [run for runs in known.values() for run in runs]
     parts = [LEAD]
     if used:
-        cpus = "; ".join(sorted({f"{run['machine']['cpu']}, {run['machine']['memory_gb']} GB" for run in used}))
+        machines: dict[tuple, int] = {}  # to cores: a run that has one of them sees no more
+        for machine in (run["machine"] for run in used):
+            key = machine["cpu"], machine["memory_gb"]
+            machines[key] = max(machines.get(key, 0), machine["cores"])
+        cpus = "; ".join(f"{cpu}, {cores} cores, {memory} GB" for (cpu, memory), cores in sorted(machines.items()))
         commits = ", ".join(sorted({run["commit"][:7] + run["commit"][40:] for run in used}))
         days = sorted({run["date"][:10] for run in used})
         jax = " and ".join(sorted({run["jax"] for run in used}))

@@ -39,15 +39,24 @@ def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import tasks
+    from common.run import plots
 
     runs = read("learning")["runs"]
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
-    for name in ("headline", "spaceinvaders_ppo_2048", "asterix_ppo_2048"):
-        row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
-        mean, middle = (f([run[key] for run in found]) for f, key in ((np.mean, "sampled"), (np.median, "seconds")))
-        command = f"python {row.script} {row.flags}".strip()
-        how = f"{len(found)} seeds, each {middle / 60:.1f} minutes on {'two cores' if row.alone else 'one core'}"
-        print(f"- **{row.task}: {mean:.0f}** (`{command}`, {how}; {row.source} {row.reference})")
+    for game, names in {
+        "Breakout": ("headline", "breakout_ppo_2048"),
+        "SpaceInvaders": ("spaceinvaders_ppo_2048",),
+        "Asterix": ("asterix_ppo_2048",),
+    }.items():
+        said = []
+        for name in names:
+            row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
+            mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
+            steps, seconds = (np.median([run[key] for run in found]) for key in ("steps", "seconds"))
+            cores = "two cores" if row.alone else "one core"
+            said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps")
+            said[-1] += f" ({len(found)} seeds, {seconds / 60:.1f} minutes on {cores})"
+        print(f"- **{game}**: {', '.join(said)}; {row.source} {row.reference} after 10M")
 
 
 def commands(script: str) -> None:
@@ -60,7 +69,7 @@ def commands(script: str) -> None:
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
         if row.script == script and returns and not other:
-            lines.append(f"python {script} {row.flags}  # {np.mean(returns):.4g}")
+            lines.append(f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seeds)")
     if lines:
         print("Each command with the mean return that its policies reached ([results.md](results.md)):\n")
         print("\n".join(["```bash", *lines, "```"]))
@@ -86,7 +95,7 @@ def pilots() -> None:
         for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1]["Breakout"]))
     ]
     table(["rate", "epochs × minibatch", "K", "λ", "γ", "entropy", "value clip", *games], rows)
-    print("\nReturn of the evaluated policy after 10.5M steps; one number per seed, of 100 and up.")
+    print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …).")
 
 
 def million() -> None:

@@ -45,8 +45,7 @@ GROUPS = {  # what the page says of each
     ),
     "minatar": (
         "MinAtar",
-        "gymnax's games, in which no action is repeated by chance. The references had 10M steps and the best of ten "
-        "learning rates for each game, and are scores of most probable actions.",
+        "gymnax's games, in which no action is repeated by chance. The references are scores of most probable actions.",
     ),
     "minatar_sticky": (
         "MinAtar with sticky actions",
