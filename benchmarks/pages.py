@@ -69,7 +69,9 @@ def commands(script: str) -> None:
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
         if row.script == script and returns and not other:
-            lines.append(f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seeds)")
+            lines.append(
+                f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seed{'s' * (len(returns) > 1)})"
+            )
     if lines:
         print("Each command with the mean return that its policies reached ([results.md](results.md)):\n")
         print("\n".join(["```bash", *lines, "```"]))
