@@ -27,7 +27,7 @@ from clinic import advice, diagnosis, how_many, levers, records
 from clinic.diagnosis import Course, Numbers, Trend
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Positive, UsageError, flag
-from common.run.run import main as run_main
+from common.run.command import main as run_main
 from common.run.tracking import say
 from experiments import grid, pictures, results
 from experiments.pictures import Line, Picture

@@ -28,9 +28,9 @@ from tyro.conf import Positional, arg
 
 from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
-from common.run.run import main as run_main
+from common.run.command import main as run_main
 from common.run.tracking import say
-from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, results
+from experiments import effects, grid, paper_a, paper_a_bowl, paper_a_gpu, paper_b, pictures, results
 from experiments.data import Cells, Data, each
 
 
@@ -39,7 +39,7 @@ def in_order(name: str) -> tuple:
     return name.startswith("B"), int(re.match(r"\d*", name.removeprefix("B"))[0] or 99), name
 
 
-ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
+ALL = paper_a.FIGURES | paper_a_bowl.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
 FIGURES = {name: ALL[name] for name in sorted(ALL, key=in_order)}
 ON_CPUS = ("laptop", "breakout")  # presets
 

@@ -34,7 +34,8 @@ from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, rando
 from common.metrics import Sample, measure_update, plasticity_metrics
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
-from common.run.run import Run, begin, main
+from common.run.command import main
+from common.run.run import Run, begin
 from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)

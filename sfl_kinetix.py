@@ -37,8 +37,9 @@ from common.arrays import gather_rows, pack, random_permutation, random_rows, un
 from common.metrics import measure_update, plasticity_metrics
 from common.run import arguments, devices, folder
 from common.run.arguments import Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.command import main
 from common.run.plots import read_lines
-from common.run.run import Run, begin, main
+from common.run.run import Run, begin
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published

@@ -37,7 +37,8 @@ from scipy.special import hyp1f1, poch
 
 from common.run import memory, plots
 from common.run.arguments import Fraction, LogArgs, NonNegative, Positive, UsageError, below
-from common.run.run import Run, begin, main
+from common.run.command import main
+from common.run.run import Run, begin
 
 BLOCK = 1024  # steps whose theory is computed together
 

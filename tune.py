@@ -42,7 +42,7 @@ from common import envs
 from common.run import arguments
 from common.run.arguments import NonNegative, Positive, Steps, UsageError, flag
 from common.run.checkpoints import first_line
-from common.run.run import main as run_main
+from common.run.command import main as run_main
 from common.run.tracking import say
 from experiments import grid
 from experiments.references import REFERENCES

@@ -28,11 +28,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     print("\n".join([shown[0], "|---" * len(head) + "|", *shown[1:]]).replace("|  |", "| |").replace("|  |", "| |"))
 
 
-def measured(found: dict[str, Any]) -> None:
+def measured(found: dict[str, Any], more: str = "") -> None:
     """A line below a table: where and when it was measured."""
     machine = found["hardware"] if "hardware" in found else found["devices"]
     cores = "one core" if machine["cores"] == 1 else f"{machine['cores']} cores"
-    print(f"\nMeasured on {cores} ({machine['cpu']}), no GPU, {found['date'][:10]}.")
+    print(f"\nMeasured on {cores} ({machine['cpu']}), no GPU, {found['date'][:10]}{more}.")
 
 
 def learning() -> None:
@@ -115,7 +115,7 @@ def million() -> None:
         rows.append([f"{env_id}, steps per second", *(f"{x['steps_per_second']:,.0f}" for x in of)])
         rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
-    measured(found)
+    measured(found, f", with the flags that were the defaults at commit {found['commit'][:7]}")
 
 
 def compare() -> None:

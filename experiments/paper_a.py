@@ -1,5 +1,6 @@
-"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task and on the bowl: presets,
-runs, pictures and effects. Those that need a GPU are in paper_a_gpu.py. The table of figures is at the end."""
+"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task: presets, runs, pictures
+and effects. Those on the bowl are in paper_a_bowl.py, those that need a GPU in paper_a_gpu.py. The table of figures is
+at the end."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -24,8 +25,6 @@ ENVS = "parallel environments (--num-envs)"
 UNSMOOTHED = "Mean and 95 % interval over seeds"
 LAST = f"{UNSMOOTHED} of the last tenth of each run"
 RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
-BOWL_RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
-BOWL_PLATEAU, BOWL_GOOD, BOWL_SWITCH = 0.5, 0.01, 500
 
 # Presets: every flag of a run is here or in its figure's cells
 
@@ -175,53 +174,6 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
     return Picture({"": arms.curves(key)}, STEPS, plots.AXIS_LABELS[key], log_y=True), arms.effects
 
 
-def bowl(**varied: Any) -> Cell:
-    """A run of the noisy convex problem, with 20 seeds since they cost nothing."""
-    flags = {"num_seeds": 20, "num_steps": 1000} | varied
-    return named("stochastic_opt", flags, varied, flags["num_steps"])
-
-
-def bowl_cells(p: Preset) -> Cells:
-    return {rate: bowl(learning_rate=rate) for rate in BOWL_RATES}
-
-
-def rate_label(rate: float) -> str:
-    return f"--learning-rate {rate:g}"
-
-
-def theory(arms: Arms) -> list[Line]:
-    drawn = [arms.d.curve(run, "theory/negative_distance") for run in arms.cells.values()]
-    return [Line("theory", x, y, "theory") for x, y in drawn if len(x)]
-
-
-def show_bowl(d: Data, cells: Cells) -> Shown:
-    """The runs beside each other and beside the theory."""
-    arms, small = Arms(d, cells, rate_label), BOWL_RATES[-1]
-    arms.effect(GAIN, BOWL_PLATEAU, below=FLAT)
-    arms.effect(FINAL, BOWL_GOOD, BOWL_PLATEAU, above=MARGIN)
-    arms.effect(FINAL, BOWL_GOOD, small, above=MARGIN)
-    arms.effect(GAIN, small, above=FLAT)
-    for rate, run in cells.items():
-        off = d.final(run) / d.part(run, "theory/negative_distance", 0.9, 1.0).mean() - 1
-        for side in ({"above": -0.05}, {"below": 0.05}):
-            arms.add(f"final −‖x‖ over that of the theory, {rate_label(rate)}, less 1", off, **side)
-    y_label = plots.AXIS_LABELS["charts/negative_distance"]
-    return Picture({"": arms.curves() + theory(arms)}, "gradient steps", y_label, shows=UNSMOOTHED), arms.effects
-
-
-def show_bowl_updates(d: Data, cells: Cells) -> Shown:
-    """That a step on the plateau keeps its size and exceeds the distance to the optimum."""
-    arms, key, run = Arms(d, cells, rate_label), "outer/update_norm", cells[BOWL_PLATEAU]
-    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
-    name = f"log10 of {key}, {rate_label(BOWL_PLATEAU)}"
-    arms.effect(GAIN, BOWL_PLATEAU, below=FLAT)
-    arms.add(f"{name}, end less first quarter", late - early, above=-FLAT)
-    arms.add(f"{name}, end less first quarter", late - early, below=FLAT)
-    arms.add(f"{name}, over ‖x‖ at the end", late - np.log10(-d.final(run)), above=0.0)
-    y_label = plots.AXIS_LABELS[key]
-    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=UNSMOOTHED), arms.effects
-
-
 # Figure 3: the step size changed half-way
 
 
@@ -253,20 +205,6 @@ def show_changed_com(d: Data, cells: Cells) -> Shown:
     switched(arms, d.p.weak_com, d.p.good_com)
     half = weak.num_updates // 2 * d.p.base["num_envs"] * d.p.base["num_steps"]
     return Picture({"": arms.curves()}, STEPS, d.p.axis, marks=(half,)), arms.effects
-
-
-def bowl_switch_cells(p: Preset) -> Cells:
-    rates = (BOWL_PLATEAU, BOWL_GOOD)
-    stay = {(a, a): bowl(learning_rate=a) for a in rates}
-    pairs = (rates, rates[::-1])
-    return stay | {(a, b): bowl(learning_rate=a, switch_step=BOWL_SWITCH, switch_learning_rate=b) for a, b in pairs}
-
-
-def show_changed_rate(d: Data, cells: Cells) -> Shown:
-    arms = Arms(d, cells, lambda key: rate_label(key[0]) + (f", then {key[1]:g}" if key[0] != key[1] else ""))
-    switched(arms, BOWL_PLATEAU, BOWL_GOOD)
-    y_label, lines = plots.AXIS_LABELS["charts/negative_distance"], arms.curves() + theory(arms)
-    return Picture({"": lines}, "gradient steps", y_label, marks=(BOWL_SWITCH,), shows=UNSMOOTHED), arms.effects
 
 
 # Figures 4 and 6: the inner loop
@@ -539,7 +477,6 @@ def sweep_cells(run: Any, **grids: Callable[[Preset], Sequence[Any]]) -> Callabl
     return cells
 
 
-BOWLS = {"laptop": PRESETS["laptop"]}
 WEAK_EARLY = "plateaus early, strong regularisation is slow."
 MORE_EPOCHS = "With weak regularisation more epochs end lower; with strong, few are slow"
 TOLERATE = "Large batches tolerate weak regularisation far better."
@@ -558,18 +495,12 @@ pair_cells = sweep_cells(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.g
 FIGURES = {
     "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, show_step_size,
         "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly."),
-    "1b": Figure("Step size on the bowl", BOWLS, bowl_cells, show_bowl,
-        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive in time."),
-    "2a": Figure("Step size on the bowl: size of each update", BOWLS, bowl_cells, show_bowl_updates,
-        "With too large a step the updates stay large while the loss stagnates.", "1b"),
     "2b": Figure("COM: gradient norm", PRESETS, com_cells, partial(show_stays_large, key="outer/grad_norm"),
         "With a low COM the gradient norm stays large while the performance stagnates.", "1a"),
     "2c": Figure("COM: KL of an update", PRESETS, com_cells, partial(show_stays_large, key="outer/kl"),
         "With a low COM the policy goes on moving far in every update while the performance stagnates.", "1a"),
     "3a": Figure("COM, changed half-way", PRESETS, changed_com_cells, show_changed_com,
         "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back."),
-    "3b": Figure("Step size on the bowl, changed half-way", BOWLS, bowl_switch_cells, show_changed_rate,
-        "The same: a run ends where its present step size takes it, whatever it began with."),
     "4": Figure("Learning rate × COM, annealed or not", PRESETS, learning_rate_cells, show_learning_rates,
         "No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM."),
     "5a": Figure("COM", PRESETS, com_cells, partial(show_regularisation, flag="--com"),

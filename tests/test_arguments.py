@@ -30,7 +30,7 @@ from common.run.arguments import (
     sections,
     typed,
 )
-from common.run.run import main as run_main
+from common.run.command import main as run_main
 
 SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 

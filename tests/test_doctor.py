@@ -22,7 +22,7 @@ from clinic import advice, diagnosis, how_many, levers, records
 from common import envs
 from common.run import checkpoints
 from common.run.arguments import UsageError, parse
-from common.run.run import main as run_main
+from common.run.command import main as run_main
 from experiments import grid
 
 LINES = 200

@@ -24,15 +24,16 @@ import sfl_kinetix
 import stochastic_opt
 from common.run import arguments, run as runs
 from common.run.arguments import UsageError
-from experiments import effects, grid, paper_a, pictures, results
+from experiments import effects, grid, paper_a, paper_a_bowl, pictures, results
 from experiments.data import Data, each
 from experiments.effects import Effect, difference, over_games, verdict
 from experiments.grid import Cell
-from experiments.paper_a import FIGURES, PRESETS
+from experiments.paper_a import PRESETS
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
 LAPTOP = PRESETS["laptop"]
+FIGURES = paper_a.FIGURES | paper_a_bowl.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
 
 

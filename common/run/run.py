@@ -10,7 +10,7 @@
         return run.finish()
 
     if __name__ == "__main__":
-        main(train, Args)
+        main(train, Args)  # common/run/command.py
 
 A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, environment.py if it is the user's own, at the end
 summary.json and curve.png, and videos/ if there are any.
@@ -19,7 +19,6 @@ summary.json and curve.png, and videos/ if there are any.
 import contextlib
 import json
 import os
-import re
 import resource
 import shlex
 import signal
@@ -30,78 +29,19 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from common.run import checkpoints, devices, folder, memory, plots
-from common.run.arguments import UsageError, apply_scaling, describe, parse
+from common.run.arguments import UsageError, apply_scaling, describe
 from common.run.checkpoints import checkpoint_updates, first_line
-from common.run.tracking import Progress, Tracker, guard_output, plain, pool, say
+from common.run.command import SIGNALS, Diverged, raised_on_host
+from common.run.tracking import Progress, Tracker, plain, pool, say
 
 PAUSE, RETRIES = 60, 10  # seconds between attempts to save the last checkpoint, and how many after the first
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
-class Diverged(RuntimeError):
-    """The loss or a parameter is no longer finite."""
-
-    def __init__(self, update: int, checkpoint: Path | None, can_branch: bool):
-        advice = "no checkpoint was saved before it (--checkpoint-every N saves every N updates)"
-        if checkpoint is not None:
-            source = f"{checkpoint.parent.parent}@{checkpoint.name}"
-            again = f" (start again from it with --init-from {source} and a smaller --learning-rate)"
-            advice = f"last good checkpoint: {checkpoint}{again if can_branch else ''}"
-        super().__init__(f"update {update}: loss or parameters are no longer finite; {advice}")
-
-
-def main(train: Callable[[Any], Any], args_class: type) -> None:
-    """Run a script: parse the command line into `args_class` and call `train`. What the user can fix is one line on
-    stderr, not a traceback. The exit code is 2 for bad input, 1 for divergence and for an environment on the host that
-    raises, 128 + n after signal n."""
-    script = Path(sys.argv[0]).name
-    guard_output()
-    try:
-        about = sys.modules[train.__module__].__doc__ or ""
-        args = parse(args_class, about.split("\n\n")[0])
-        if getattr(args, "list_envs", None) is not None:
-            from common import envs
-
-            print(envs.listed(args.list_envs))
-        else:
-            train(args)
-    except UsageError as error:
-        _exit(f"{script}: error: {error}", 2)
-    except Diverged as error:
-        _exit(f"{script}: {error}", 1)
-    except KeyboardInterrupt:
-        _exit(f"{script}: interrupted", 128 + signal.SIGINT, alone=True)
-    except Exception as error:
-        if raised := _raised_on_host(error):
-            _exit(f"{script}: {raised}", 1)
-        if not jax.distributed.is_initialized():
-            raise
-        _exit(traceback.format_exc(), 1, alone=True)
-
-
-def _pause(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def _raised_on_host(error: BaseException) -> str | None:
-    """What an environment on the host has raised (common/suites/host.py). In JAX's own error it is a line of text."""
-    found = re.search(r"UsageError: (.+)", str(error)) if isinstance(error, jax.errors.JaxRuntimeError) else None
-    return found and found[1]
-
-
-def _exit(message: str, code: int, alone: bool = False) -> NoReturn:
-    """Exit with a message. alone: other processes do not know; in an orderly exit both sides would wait for minutes."""
-    print(message, file=sys.stderr, flush=True)
-    if alone and jax.distributed.is_initialized():
-        os._exit(code)
-    raise SystemExit(code)
 
 
 def begin(args: Any, script: str) -> Any:
@@ -110,6 +50,10 @@ def begin(args: Any, script: str) -> Any:
     devices.start(args)
     args = devices.together(lambda: folder.settle(args, script))
     return apply_scaling(args) if hasattr(args, "scaling") else args
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 class Run:
@@ -271,7 +215,7 @@ class Run:
         try:
             if error is None:
                 self._drain()
-            elif _raised_on_host(error):
+            elif raised_on_host(error):
                 self._broken = True
                 with contextlib.suppress(jax.errors.JaxRuntimeError):  # the pending update may be the one that raised
                     self._take()
@@ -482,7 +426,7 @@ class Run:
             except Exception as error:
                 if self._only:
                     raise
-                why = _raised_on_host(error) or traceback.format_exc()
+                why = raised_on_host(error) or traceback.format_exc()
                 self._failed = update == self.num_updates
                 then = "--resume makes it again" if self._failed else "the run goes on"
                 self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed; {then}: {why}")

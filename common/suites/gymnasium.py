@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from common.run.arguments import UsageError
-from common.run.run import SIGNALS
+from common.run.command import SIGNALS
 from common.suites.host import HostSuite
 from common.suites.own import blame, importable
 
