@@ -14,8 +14,9 @@ import pytest
 from test_runs import metrics_of, same
 
 import ppo
-from common.run import checkpoints, run as runs
+from common.run import checkpoints
 from common.run.arguments import typed
+from common.run.command import main as run_main
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +28,7 @@ def command(*flags):
 def call(monkeypatch, *flags):
     """ppo.py with these flags, in this process."""
     monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
-    runs.main(ppo.train, ppo.Args)
+    run_main(ppo.train, ppo.Args)
 
 
 # Bad input

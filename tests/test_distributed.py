@@ -17,8 +17,9 @@ import pytest
 
 import ppo
 import sfl_kinetix
-from common.run import checkpoints, devices, plots, run as runs
+from common.run import checkpoints, devices, plots
 from common.run.arguments import typed
+from common.run.command import main as run_main
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -42,7 +43,8 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 import jax, numpy as np
 import ppo
-from common.run import checkpoints, run as runs
+from common.run import checkpoints
+from common.run.command import main
 
 save = checkpoints.save
 
@@ -55,7 +57,7 @@ def save_and_show(folder, update, state, keep):
     save(folder, update, state, keep)
 
 checkpoints.save = save_and_show
-runs.main(ppo.train, ppo.Args)
+main(ppo.train, ppo.Args)
 """
 
 
@@ -65,7 +67,8 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import test_runs
 from common.run import run as runs
-runs.main(lambda args: runs.Run(runs.begin(args, "toy.py"), test_runs.__file__), test_runs.Args)
+from common.run.command import main
+main(lambda args: runs.Run(runs.begin(args, "toy.py"), test_runs.__file__), test_runs.Args)
 """
 
 
@@ -73,9 +76,9 @@ SFL_SCRIPT = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import coins, sfl_kinetix
-from common.run import run as runs
+from common.run.command import main
 coins.install()
-runs.main(sfl_kinetix.train, sfl_kinetix.Args)
+main(sfl_kinetix.train, sfl_kinetix.Args)
 """
 SFL = (
     "--num-envs 16 --num-steps 8 --minibatch-size 32 --num-rollout-chunks 2 --total-timesteps 768 --num-candidates 64 "
@@ -155,7 +158,7 @@ def test_two_processes_make_one_run_and_one_policy(straight):
 
 def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straight, tmp_path):
     monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
-    runs.main(ppo.train, ppo.Args)
+    run_main(ppo.train, ppo.Args)
     (path,) = tmp_path.iterdir()
     for update in (60, 120):
         jax.tree.map(np.testing.assert_array_equal, state_of(straight, update), state_of(path, update))
@@ -191,7 +194,7 @@ def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypat
     coins.install(monkeypatch.setattr)
     flags = [*SFL_FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path), "--run-name", "one"]
     monkeypatch.setattr(sys, "argv", ["sfl_kinetix.py", *flags])
-    runs.main(sfl_kinetix.train, sfl_kinetix.Args)
+    run_main(sfl_kinetix.train, sfl_kinetix.Args)
     lines = metrics_of(two)
     assert [line["update"] for line in lines if "search/learnability" in line] == [1, 3, 5]
     assert lines[-1]["levels/s/h0_weak_thrust/solve_rate"] == 1 and lines[-1]["eval/random/solve_rate"] == 0

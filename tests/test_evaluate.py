@@ -15,6 +15,7 @@ import ppo_rnn
 import pqn
 from common import evaluation
 from common.run import arguments, plots, run as runs
+from common.run.command import main as run_main
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn}
 FLAGS = (
@@ -28,7 +29,7 @@ def call(script, folder, *flags):
     before = set(folder.iterdir())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script}.py", *map(str, flags), "--runs-dir", str(folder)])
-        runs.main(SCRIPTS[script].train, SCRIPTS[script].Args)
+        run_main(SCRIPTS[script].train, SCRIPTS[script].Args)
     (made,) = set(folder.iterdir()) - before
     return made
 

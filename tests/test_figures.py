@@ -22,8 +22,9 @@ import pqn
 import sapg
 import sfl_kinetix
 import stochastic_opt
-from common.run import arguments, run as runs
+from common.run import arguments
 from common.run.arguments import UsageError
+from common.run.command import main as run_main
 from experiments import effects, grid, paper_a, paper_a_bowl, pictures, results
 from experiments.data import Data, each
 from experiments.effects import Effect, difference, over_games, verdict
@@ -492,7 +493,7 @@ def in_root(monkeypatch):
 
 def call(monkeypatch, *flags):
     monkeypatch.setattr(sys, "argv", ["figures.py", *map(str, flags)])
-    runs.main(figures.main, figures.Args)
+    run_main(figures.main, figures.Args)
 
 
 def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, written, tmp_path, capsys, in_root):

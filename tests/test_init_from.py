@@ -17,6 +17,7 @@ import ppo_ewma
 import sapg
 from common.run import checkpoints, plots, run as runs
 from common.run.arguments import UsageError
+from common.run.command import main as run_main
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -53,7 +54,7 @@ def call(script, folder, *flags, stop=False):
         patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags), "--runs-dir", str(folder)])
         patch.setattr(runs.Run, "restore", spy)
         try:
-            runs.main(script.train, script.Args)
+            run_main(script.train, script.Args)
         except Started:
             assert stop
     return Outcome(**found)
@@ -78,7 +79,7 @@ def resumed(script, straight, folder, after, *flags):
     (folder / "metrics.jsonl").write_text("".join(lines[:after]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder), *flags])
-        runs.main(script.train, script.Args)
+        run_main(script.train, script.Args)
     return folder
 
 
@@ -198,7 +199,7 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
 def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):
     monkeypatch.setattr(sys, "argv", ["ppo_ewma.py", "--resume", str(of_ppo.path)])
     with pytest.raises(SystemExit) as exit:
-        runs.main(ppo_ewma.train, ppo_ewma.Args)
+        run_main(ppo_ewma.train, ppo_ewma.Args)
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and "made by ppo.py, this is ppo_ewma.py" in line
 
@@ -244,7 +245,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *words])
     module = importlib.import_module(script)
     with pytest.raises(SystemExit) as end:
-        runs.main(module.train, module.Args)
+        run_main(module.train, module.Args)
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert end.value.code == 2
     assert line.startswith(f"{script}.py: error: --init-from {tmp_path / 'run'}: learner/") and "missing there" in line

@@ -15,6 +15,7 @@ import ppo
 from common import envs
 from common.run import arguments, checkpoints, plots, run as runs
 from common.run.arguments import UsageError
+from common.run.command import main as run_main
 from common.run.folder import _of_environment
 from common.suites import gymnax as gymnax_suite, own
 
@@ -82,7 +83,7 @@ def here(tmp_path, monkeypatch):
 
 def call(monkeypatch, *flags):
     monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
-    runs.main(ppo.train, ppo.Args)
+    run_main(ppo.train, ppo.Args)
 
 
 def error_of(env_id, kwargs=None):

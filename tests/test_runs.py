@@ -24,6 +24,7 @@ import pytest
 from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import checkpoint_updates, restore_newest
+from common.run.command import SIGNALS, Diverged, main as run_main
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,8 +134,8 @@ def args(tmp_path):
 @pytest.fixture
 def heard():
     """All signals as a fresh process has them, whatever runs the tests, and so again after it."""
-    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
-    for number in runs.SIGNALS:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -233,18 +234,18 @@ def test_usage_errors_of_resume(args, tmp_path):
     [
         (["--learning-rate=-1"], 2, "toy.py: error: --learning-rate -1.0: must be greater than 0\n"),
         (["--resume=no"], 2, "toy.py: error: --resume no: not the folder of a run (no args.json that can be read)\n"),
-        (["--seed=17"], 1, "toy.py: " + str(runs.Diverged(17, Path("runs/x/checkpoints/10"), True)) + "\n"),
+        (["--seed=17"], 1, "toy.py: " + str(Diverged(17, Path("runs/x/checkpoints/10"), True)) + "\n"),
     ],
 )
 def test_main_says_one_line(monkeypatch, capsys, tmp_path, flags, code, said):
     def diverge(args):
         runs.begin(args, __file__)
-        raise runs.Diverged(17, Path("runs/x/checkpoints/10"), True)
+        raise Diverged(17, Path("runs/x/checkpoints/10"), True)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["toy.py", *flags])
     with pytest.raises(SystemExit) as end:
-        runs.main(diverge, Args)
+        run_main(diverge, Args)
     assert (capsys.readouterr().err, end.value.code) == (said, code)
 
 
@@ -271,7 +272,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(heard, args, monkeypatch, capsys):
     """In the middle of an update, whatever is not saved then."""
     monkeypatch.setattr(sys, "argv", ["toy.py", "--runs-dir", args.runs_dir])
     with pytest.raises(SystemExit) as end:
-        runs.main(functools.partial(train_interrupted, []), Args)
+        run_main(functools.partial(train_interrupted, []), Args)
     assert end.value.code == 130 and capsys.readouterr().err.endswith("toy.py: interrupted\n")
 
 
@@ -319,6 +320,7 @@ import dataclasses, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import test_runs
 from common.run import run as runs
+from common.run.command import main
 
 @dataclasses.dataclass(frozen=True)
 class Args(test_runs.Args):
@@ -337,7 +339,7 @@ def slow_train(args):
             run.save_if_due(update, state)
     run.finish()
 
-runs.main(slow_train, Args)
+main(slow_train, Args)
 """
 
 
@@ -746,7 +748,7 @@ def test_nan_is_never_saved(args, when):
     bad = {"at the save": 6, "one update later": 5, "at the end": 10}[when]
     run = run_of(args, 11, checkpoint_every=3)
     finite = [{"losses/x": jnp.float32(1), "finite": jnp.array([True, update < bad])} for update in range(1, 12)]
-    with pytest.raises(runs.Diverged) as diverged:
+    with pytest.raises(Diverged) as diverged:
         go(run, finite[:bad] if when == "at the end" else finite)
     newest = 9 if when == "at the end" else 3
     assert max(checkpoint_updates(run.path / "checkpoints")) == newest
@@ -767,7 +769,7 @@ def test_a_run_that_goes_on_after_nan_says_so_at_its_end(args, capsys):
 @pytest.mark.parametrize("bad", [4, 5, 6])
 def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args, bad):
     run, found = run_of(args, 20, log_every=5), [jnp.float32(1 if update < bad else jnp.nan) for update in range(1, 21)]
-    with pytest.raises(runs.Diverged):
+    with pytest.raises(Diverged):
         go(run, [{"losses/x": loss, "finite": jnp.isfinite(loss)} for loss in found])
     *before, last = plots.read_lines(run.path)
     assert last["update"] == bad and last["losses/x"] is None

@@ -17,8 +17,9 @@ import ppo
 import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
-from common.run import arguments, plots, run as runs
+from common.run import arguments, plots
 from common.run.arguments import UsageError, parse
+from common.run.command import main as run_main
 
 FLAGS = dict(
     num_envs=12, num_steps=4, total_timesteps=48 * 3, num_minibatches=2, hidden_sizes=(8,), num_devices=1,
@@ -426,7 +427,7 @@ def test_a_run_evaluates_the_leader_and_films_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         flags = ("--evaluate", first.path, "--num-eval-episodes", 4, "--runs-dir", tmp_path, "--run-name", "again")
         patch.setattr(sys, "argv", ["sapg.py", *map(str, flags)])
-        runs.main(sapg.train, sapg.Args)
+        run_main(sapg.train, sapg.Args)
     (again,) = plots.read_lines(tmp_path / "again")
     (told,) = (line for line in lines if "eval/episodic_return" in line)
     assert {key: again[key] for key in told if key.startswith("eval/")} == {

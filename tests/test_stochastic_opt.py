@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import stochastic_opt
-from common.run import plots, run as runs
+from common.run import plots
+from common.run.command import main as run_main
 
 ARGS = stochastic_opt.Args(dimension=5, num_steps=10, num_seeds=1)
 
@@ -191,7 +192,7 @@ def test_the_noise_has_the_given_size_and_is_new_in_every_step_seed_and_coordina
 def call(monkeypatch, *flags):
     """stochastic_opt.py with these flags, in this process."""
     monkeypatch.setattr(sys, "argv", ["stochastic_opt.py", *map(str, flags)])
-    runs.main(stochastic_opt.train, stochastic_opt.Args)
+    run_main(stochastic_opt.train, stochastic_opt.Args)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ import pytest
 
 import ppo
 from common import envs
-from common.run import arguments, checkpoints, plots, run as runs
+from common.run import arguments, checkpoints, plots
 from common.run.arguments import UsageError
+from common.run.command import main as run_main
 
 ROOT = Path(__file__).parents[1]
 # A small environment of each suite, with a time limit of 6 steps.
@@ -331,7 +332,7 @@ FLAGS += "--checkpoint-every 3 --keep-checkpoints 0"
 
 def call(monkeypatch, *flags):
     monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
-    runs.main(ppo.train, ppo.Args)
+    run_main(ppo.train, ppo.Args)
 
 
 # One suite will do; tests/test_runs.py has states such as brax's, with arrays of size 0.
