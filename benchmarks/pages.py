@@ -84,19 +84,18 @@ def pilots() -> None:
     for run in found["runs"]:
         x = run["settings"]
         inner = f"{x['update_epochs']} × {x['minibatch_size']:,}"
-        key = x["learning_rate"], inner, x["num_steps"], x["gae_lambda"], x["gamma"], x["ent_coef"], x["clip_vloss"]
+        size, number = f"{x['num_envs']:,} × {x['num_steps']}", ("learning_rate", "gae_lambda", "gamma", "ent_coef")
+        yes = ["yes" if x[flag] else "no" for flag in ("clip_vloss", "layer_norm")]
+        key = size, inner, *(x[flag] for flag in number), *yes
         if run["steps"] > 10**7:
             grouped.setdefault(key, {}).setdefault(run["game"], []).append(run["return"])
     games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
     rows = [
-        [
-            *key[:-1],
-            "yes" if key[-1] else "no",
-            *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games),
-        ]
+        [*key, *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games)]
         for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1]["Breakout"]))
     ]
-    table(["rate", "epochs × minibatch", "K", "λ", "γ", "entropy", "value clip", *games], rows)
+    flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm"]
+    table([*flags, *games], rows)
     print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …).")
 
 
