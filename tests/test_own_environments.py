@@ -266,6 +266,9 @@ def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
     [
         ("CartPole-v1", "{size: 8}", ["--env-kwargs {size: 8}: is no JSON", "(Expecting", """'{"size": 8}'"""]),
         ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
+        ("Pendulum-v1", '{"max_speed": NaN}', ["--env-kwargs", "not JSON compliant"]),
+        ("Pendulum-v1", '{"max_speed": -1e999}', ["--env-kwargs", "not JSON compliant"]),
+        ("Pendulum-v1", '{"x": ' + "[" * 9999 + "]" * 9999 + "}", ["--env-kwargs", "is no JSON", "recursion"]),
         ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
         ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
         ("Acrobot-v1", '{"available_torque": [[1], [1, 2]]}', ["--env-kwargs", "Acrobot-v1 raises"]),

@@ -118,7 +118,8 @@ def parse_kwargs(env_kwargs: str | None) -> dict[str, Any]:
     """--env-kwargs as a dict."""
     try:
         kwargs, why = json.loads(env_kwargs or "{}"), ""
-    except ValueError as error:
+        json.dumps(kwargs, allow_nan=False)  # Python reads NaN, Infinity and 1e999, which would spoil the dynamics
+    except (ValueError, RecursionError) as error:
         kwargs, why = None, f"is no JSON ({error}); "
     if isinstance(kwargs, dict):
         return kwargs
