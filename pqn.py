@@ -8,7 +8,6 @@ epsilon-greedy policy; the inner loop regresses Q on their lambda-returns in `up
 Layer normalisation keeps this stable. The loop and its measurements are those of ppo.py (`outer/kl` is that of the
 epsilon-greedy policies): Mayor et al. 2025 (https://arxiv.org/abs/2506.03404) compare the two over environments and
 rollout lengths. docs/pqn.md lists the logged keys and what differs from the authors' code.
-CartPole-v1 500 ± 0 after 1M steps (5 seeds, two CPU cores; the command is in docs/pqn.md).
 """
 
 import common.run.early  # noqa: F401 (before JAX)

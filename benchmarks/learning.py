@@ -273,12 +273,14 @@ def verdict(apart: float, width: float) -> str:
         return "one seed: open"
     if apart >= 0:
         return "reached"
-    return "below the reference, within the interval" if apart + width >= 0 else "**below the reference**"
+    return "below, within the interval" if apart + width >= 0 else "**below**"
 
 
-def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
-    """-> the reference and where it leaves the row, as the page says them."""
+def compare(row: Row, runs: Sequence[dict[str, Any]], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
+    """-> the reference and where it leaves the row, as the page says them. Published scores are of most probable
+    actions, and so is what is compared with them."""
     if row.against:
+        scores = [run["sampled"] for run in runs]
         theirs = [run["sampled"] for run in runs_of(TABLE[row.against], stored)]
         if not theirs:
             return "–", ""
@@ -290,7 +292,8 @@ def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dic
             f"{number(np.mean(theirs))} ({name}, {len(theirs)} seed{'s' * (len(theirs) > 1)})",
             f"{verdict(apart, width)} ({between})",
         )
-    if row.reference is None:
+    scores = [run["greedy"] for run in runs if run["greedy"] is not None]
+    if row.reference is None or not scores:
         return "–", ""
     mean, width = interval(scores)
     return f"{number(row.reference)} ({row.source})", verdict(mean - row.reference, width)
@@ -304,7 +307,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     script = "PureJaxRL's `ppo.py`" if row.script == PEER else f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
-    cells += [f"**{number(mean)}**{spread}", number(np.median(scores))]
+    cells += [f"{number(mean)}{spread}", number(np.median(scores))]
     if tenth:
         cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
     cells += [number(np.mean(greedy)) if greedy else "–", f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"]
@@ -313,7 +316,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
         middle, never = np.median(times), sum(map(np.isinf, times))
         missed = f", {never} of {len(times)} never" if never else ""
         cells.append(f"{row.goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}")
-    return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
+    return f"| {' | '.join((*cells, *compare(row, runs, stored)))} |"
 
 
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -350,12 +353,15 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
 LEAD = """# Results
 
 Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
-says "most probable actions". A return is the mean over seeds ± half its 95 % t-interval; the 10th percentile is given
-from ten seeds on. Minutes are those of the median run's training, without imports and compiling, on one core with other
-runs beside it unless a table says otherwise. "Below the reference" says that our mean is lower; "within the interval",
-that the seeds do not exclude an equal one; in bold, that they do. References are other people's numbers, with their own
-protocols, unless a script is named: [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the
-best of ten learning rates for each game; [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here."""
+says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
+t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
+imports and compiling, on one core with other runs beside it unless a table says otherwise.
+
+References are other people's numbers, with their own protocols, unless a script is named:
+[discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
+[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. Published scores are of most probable actions,
+and are compared with our column of that name. "Reached": our mean is not lower, though the seeds may allow a lower one.
+"Below, within the interval": it is lower, and the seeds allow an equal one; **below**: they do not."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:
@@ -382,7 +388,8 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
         parts += [make_table(group, rows, stored)] if rows else []
     missing = [row.name for row in TABLE.values() if row.name not in known]
     if missing:
-        parts.append(f"{len(missing)} of the table's {len(TABLE)} rows are not run; `--list` names them.")
+        names = ", ".join(f"`{name}`" for name in missing)
+        parts.append(f"Not run yet, {len(missing)} of {len(TABLE)} rows: {names}.")
     made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
     return "\n\n".join([*parts, made]) + "\n"
 

@@ -43,6 +43,7 @@ def learning() -> None:
 
     runs = read("learning")["runs"]
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
+    others = []
     for game, names in {
         "Breakout": ("headline", "breakout_ppo_2048"),
         "SpaceInvaders": ("spaceinvaders_ppo_2048",),
@@ -56,7 +57,12 @@ def learning() -> None:
             cores = "two cores" if row.alone else "one core"
             said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps")
             said[-1] += f" ({len(found)} seeds, {seconds / 60:.1f} minutes on {cores})"
-        print(f"- **{game}**: {', '.join(said)}; {row.source} {row.reference} after 10M")
+        print(f"- **{game}**: {', '.join(said)}")
+        greedy = np.mean([run["greedy"] for run in found])
+        others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
+    alone = min(sum(run["row"] == f"seconds_breakout_{who}" for run in runs) for who in ("peer", "ours"))
+    print(f"\nWith most probable actions after 10.5M steps, beside {row.source}: {', '.join(others)}. In the picture,")
+    print(f"PureJaxRL and its flags are {alone} seed{'s' * (alone > 1)}.")
 
 
 def commands(script: str) -> None:
@@ -68,6 +74,7 @@ def commands(script: str) -> None:
     for row in tasks.TABLE.values():
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
+        other |= "_beside_" in row.name  # flags for another script
         if row.script == script and returns and not other:
             lines.append(
                 f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seed{'s' * (len(returns) > 1)})"

@@ -45,7 +45,7 @@ GROUPS = {  # what the page says of each
     ),
     "minatar": (
         "MinAtar",
-        "gymnax's games, in which no action is repeated by chance. The references are scores of most probable actions.",
+        "gymnax's games, in which no action is repeated by chance.",
     ),
     "minatar_sticky": (
         "MinAtar with sticky actions",
@@ -54,7 +54,7 @@ GROUPS = {  # what the page says of each
     "classic": ("Classic control", "gymnax's tasks."),
     "control": ("Continuous control", "Tasks of brax and MuJoCo Playground. The references had five times the steps."),
     "others": ("Other environments", "The reference of Craftax-Classic had ten times the steps."),
-    "memory": ("Memory, exploration, blocks", "Other scripts beside `ppo.py` with the same flags."),
+    "memory": ("Beside ppo.py", "Other scripts, and `ppo.py` with the same flags."),
 }
 
 # What is usual where observations are a few numbers and a step is dear: small rates, tanh, long returns.
@@ -162,7 +162,7 @@ def short(task: str) -> str:
 
 
 def headline() -> Iterator[Row]:
-    how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True}
+    how = {"group": "headline", "script": "ppo.py", "source": f"{DISCOGEN}, 10M steps", "alone": True}
     yield Row("headline", task="Breakout", flags="", reference=69.9, goal=GOALS["Breakout"], seeds=10, **how)
     flags, goal = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
     yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goal=goal, **how)
