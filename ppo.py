@@ -6,8 +6,8 @@
 The outer loop collects `num_envs * num_steps` transitions with the behaviour policy. The inner loop takes
 `update_epochs * num_minibatches` Adam steps on them. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) read the
 outer loop as stochastic optimisation. Its step size is how far the policy moves per update (`outer/kl`; --clip-eps and
---update-epochs set it), and its noise falls with the transitions per update. If the step is too large for the noise, they
-say, the return stands still while `outer/kl` stays large: a plateau. They recommend what --num-envs does here: more
+--update-epochs set it), and its noise falls with the transitions per update. If the step is too large for the noise,
+they say, the return stands still while `outer/kl` stays large: a plateau. They recommend what --num-envs does: more
 environments, the same minibatch size and learning rate, more minibatches. docs/ppo.md has all logged keys and details,
 docs/results.md its returns by task, with intervals, seeds, hardware and commands.
 """
