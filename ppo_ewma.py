@@ -352,7 +352,7 @@ def optimise(
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
-            advantage = jax.vmap(statistics.standardise)(advantage)
+            advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
         carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
         return carry, jax.lax.pmean(parts, "device")
 

@@ -404,7 +404,7 @@ def optimise(
         sequences = random_permutation(key, number)(positions)
         advantage = batch.advantage[transitions_of(args, batch, sequences)]
         if args.norm_adv:
-            advantage = jax.vmap(statistics.standardise)(advantage)
+            advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
         carry, parts = statistics.scan_mean(minibatch_step, carry, (sequences, advantage))
         return carry, jax.lax.pmean(parts, "device")
 

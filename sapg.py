@@ -426,7 +426,7 @@ def optimise(
         rows = random_permutation(key, batch.advantage.size)(positions)
         advantage = batch.advantage[rows]
         if args.norm_adv:
-            advantage = jax.vmap(statistics.standardise)(advantage)
+            advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
         learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
         parts = jax.lax.pmean(parts, "device")
         return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
