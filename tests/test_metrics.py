@@ -11,7 +11,7 @@ import scipy.stats
 
 from common import metrics
 from common.actions import Categorical, Gaussian
-from common.metrics import gradient_noise, layer_metrics, policy_variance
+from common.metrics import layer_metrics, policy_variance
 
 # Each as one program: dozens of small ones take longer to compile.
 feature_ranks, dormant_neurons = jax.jit(metrics.feature_ranks), jax.jit(metrics.dormant_neurons)
@@ -257,17 +257,6 @@ def test_points_on_a_line_cover_a_line(rows, columns):
 
 
 # Noise of the gradient
-
-
-def test_noise_is_unbiased():
-    """|G|^2 = 1 + 4, tr = 9 + 1 + 4; 20000 gradients of 4, of 16 transitions that are others."""
-    rng = np.random.default_rng(0)
-    true, deviation = np.array([1.0, 0.0, -2.0]), np.array([3.0, 1.0, 2.0])
-    small, big = (
-        (rng.normal(true, deviation, (20_000, size, 3)).mean(1) ** 2).sum(-1).astype(np.float32) for size in (4, 16)
-    )
-    signal, noise = gradient_noise(small, big, 4, 16)
-    assert signal.mean() == pytest.approx(5, abs=0.2) and noise.mean() == pytest.approx(14, abs=0.5)
 
 
 def mean_of(part):
