@@ -59,7 +59,7 @@ def test_states_of_curves(seed):
     assert state(np.zeros(LINES)) == "still"  # it never rose
     assert state(500 * np.minimum(5 * X, 1), noise=0.0) == "still"  # at the best that there is, without any noise
     assert state(np.where(X < 0.8, 20 * X, 2)) == "fell"
-    assert state(10 * X, updates=12) == "few updates"
+    assert state(10 * X, updates=99) == "few updates" and state(10 * X, updates=100) == "climbing"
     assert state(10 * X[:10]) == "few updates"
 
 
