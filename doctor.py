@@ -16,7 +16,6 @@ import common.run.early  # noqa: F401 (before JAX)
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -106,18 +105,33 @@ Found = list[tuple[str, Trend, Numbers]]
 
 
 def main(args: Args) -> None:
-    source = args.runs[0]
-    if args.intervene:
-        return intervene(args, source)
-    if args.how_many:
-        return count_environments(args, source)
+    """What is in a log or in args.json may be absurd, such as an integer of 400 digits: that is one line, too."""
+    source, absurd = args.runs[0], (OverflowError, RecursionError)
+    try:
+        if args.intervene:
+            intervene(args, source)
+        elif args.how_many:
+            count_environments(args, source)
+        else:
+            absurd += OSError, TypeError, ValueError
+            examine(args, source)
+    except UsageError:
+        raise
+    except absurd as error:
+        raise UsageError(f"{source}: holds what no run writes ({str(error).partition(chr(10))[0][:200]})") from None
+
+
+def examine(args: Args, source: str) -> None:
+    """Prints the diagnosis, and draws the curves that it is made from."""
     script, saved, folder = None, {}, Path(source)
     if source.endswith(".csv"):
         courses = diagnosis.of_csv(folder)
     else:
         record = arguments.read_record(folder, "doctor.py")
-        script, courses = record["script"], diagnosis.of_run(folder)
-        saved = record["args"] if isinstance(record["args"], dict) else {}
+        script, saved = record["script"], record["args"]
+        if not isinstance(script, str) or not isinstance(saved, dict):
+            raise UsageError(f"{source}: args.json is damaged (its script is no name, or its args are no object)")
+        courses = diagnosis.of_run(folder)
     found = [diagnosis.diagnose(course) for course in courses]
     labels = Counter(label for label, _, _ in found)
     # One seed that diverges stops a run (--halt-on-nan), however well the others did.
@@ -128,19 +142,12 @@ def main(args: Args) -> None:
     else:
         print("\n".join(report(source, script, saved, courses, found, label)))
     out = folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"
-    if try_to(out, lambda: draw(source, courses, found, out)) and not args.json:
-        print(f"picture: {out}")
-    return None
-
-
-def try_to(out: Path, draw: Callable[[], None]) -> bool:
-    """Draws a picture, or warns that it cannot be written."""
     try:
-        draw()
+        picture = curves(courses, found)
+        pictures.save(picture, out, source, pictures.described(picture))
     except OSError as error:
-        say(f"warning: {out}: cannot be written ({error.strerror or error})")
-        return False
-    return True
+        return say(f"warning: {out}: cannot be written ({error.strerror or error})")
+    return None if args.json else print(f"picture: {out}")
 
 
 def report(source: str, script: str | None, saved: dict, courses: list[Course], found: Found, label: str) -> list[str]:
@@ -196,7 +203,7 @@ def evidence(numbers: list[Numbers]) -> str:
     return "; ".join(known + without)
 
 
-def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
+def curves(courses: list[Course], found: Found) -> Picture:
     """Return, gains, KL and entropy of each seed, and where it began to stand still."""
     panels = {
         "episode return": {"": "charts/episodic_return"},
@@ -209,30 +216,24 @@ def draw(source: str, courses: list[Course], found: Found, out: Path) -> None:
     lines = {title: [Line(name, steps, of(key)) for name, key in keys.items()] for title, keys in panels.items()}
     marks = [course.steps[t.since] for course, (_, t, _) in zip(courses, found, strict=True) if t.state == "still"]
     shows = f"{pictures.MEAN}, running mean over a fortieth of the run; dotted: since when the return stands still"
-    picture = Picture(lines, "environment steps", "", own_y=True, marks=marks, columns=2, shows=shows)
-    pictures.save(picture, out, source, pictures.described(picture))
+    return Picture(lines, "environment steps", "", own_y=True, marks=marks, columns=2, shows=shows)
 
 
 def intervene(args: Args, source: str) -> None:
-    """Runs the branches, prints which lever lifts the return above the control, and draws them."""
-    if args.fresh:
-        run = source if Path(source, "args.json").exists() else re.sub(r"@\d+$", "", source)  # no checkpoint is needed
-        found = Path(run)
-        record = arguments.read_record(found, "--intervene")
+    """Runs the branches, and prints which lever lifts the return above the control."""
+    if args.fresh:  # no checkpoint is needed
+        run = source if Path(source, "args.json").exists() else re.sub(r"@\d+$", "", source)
+        found, record = Path(run), arguments.read_record(Path(run), "--intervene")
     else:
         found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
         update = checkpoints.newest_readable(found, updates) or updates[-1]
         run = f"{found}@{update}"
-    script = record["script"]
-    if script not in records.BRANCHED:
-        raise UsageError(f"--intervene: {source} was made by {script}.py; it is for {' and '.join(records.BRANCHED)}")
-    saved = records.arguments_of(script, record["args"])
+    saved = records.branched(record, f"--intervene: {source}")
     if saved.anneal_lr and not args.fresh:
         saved = records.with_rate_of(saved, update)
         say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
     known = levers.levers_of(saved, args.fresh)
-    unknown = [name for name in args.levers if name not in known]
-    if unknown:
+    if unknown := [name for name in args.levers if name not in known]:
         raise UsageError(f"--levers {unknown[0]}: for this run there are {', '.join(list(known)[1:])}")
     chosen = {name: lever for name, lever in known.items() if name in {"control", *(args.levers or known)}}
     budget = args.budget or saved.total_timesteps // 4
@@ -240,7 +241,7 @@ def intervene(args: Args, source: str) -> None:
     if budget < most:
         raise UsageError(f"--budget {budget}: the largest update here has {most} steps; take ten of them, {10 * most}")
     folder = found / "doctor"
-    cells = levers.cells_of(run, script, saved, chosen, budget, range(args.seeds), args.fresh)
+    cells = levers.cells_of(run, record["script"], saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
     if missing and not args.fresh and saved.keep_checkpoints and grid.alive(found):
         raise UsageError(
@@ -249,36 +250,33 @@ def intervene(args: Args, source: str) -> None:
         )
     if args.dry_run:
         return print("\n".join(grid.paste(cell, folder) for cell in missing))
-    failed = []
     if missing:
         say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
-        failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
-    compare(args, run, folder, cells, chosen, budget)
+    failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
+    start = "from scratch" if args.fresh else f"from {run}"
+    print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
+    for outcome in levers.outcomes(folder, cells):
+        print(f"  {outcome.lever:<10}{compared(outcome):<44} {chosen[outcome.lever].what}")
     if failed:
         raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
     return None
 
 
-def compare(args: Args, run: str, folder: Path, cells: dict, chosen: dict[str, levers.Lever], budget: int) -> None:
-    """Prints what each lever did to the return, beside the control, and draws it."""
-    found = levers.outcomes(folder, cells)
-    start = "from scratch" if args.fresh else f"from {run}"
-    print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
-    for o in found:
-        ended = np.isfinite(o.returns)
-        shown = f"{o.returns[ended].mean():10.4g}" if ended.any() else "         -"
-        against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}" if np.isfinite(o.width) else ""
-        if o.lever != "control" and not against:
-            of = f"{ended.sum()} of {len(ended)} seeds"
-            against = f"{o.difference:+9.3g} ({of})" if np.isfinite(o.difference) else "not finished"
-        print(f"  {o.lever:<10}{shown}  {against:<32} {chosen[o.lever].what}")
-    curves = levers.curves(folder, cells)
-    control = [Line("nothing changed", *curves.pop("control"))] if "control" in curves else []
-    panels = {chosen[name].what: [*control, Line("changed", *xy)] for name, xy in curves.items()}
-    out = folder.parent / ("levers_from_scratch.png" if args.fresh else "levers.png")
-    picture = Picture(panels, "environment steps", "episode return")
-    if panels and try_to(out, lambda: pictures.save(picture, out, run, "")):
-        print(f"picture: {out}")
+def compared(o: levers.Outcome) -> str:
+    """The return of a lever's branches, and what it is beside the control's."""
+    ended = np.isfinite(o.returns)
+    shown = f"{o.returns[ended].mean():.4g}" if ended.any() else "-"
+    if o.lever == "control":
+        against = ""
+    elif np.isfinite(o.width):
+        against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}"
+    else:
+        against = (
+            f"{o.difference:+9.3g} ({ended.sum()} of {len(ended)} seeds)"
+            if np.isfinite(o.difference)
+            else "not finished"
+        )
+    return f"{shown:>10}  {against}"
 
 
 def count_environments(args: Args, source: str) -> None:

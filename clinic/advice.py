@@ -142,7 +142,7 @@ def longer(run: Changed, course: Course | None) -> list[str]:
     if a.num_updates >= MIN_UPDATES and a.num_updates // a.log_every < MIN_LINES:
         return run.again("from scratch, with a line for each update", log_every=1)
     if course is not None and course.num_updates < a.num_updates and a.num_updates >= MIN_UPDATES:
-        at = f"at update {course.num_updates} of {a.num_updates}"
+        at = f"at update {course.num_updates:.0f} of {a.num_updates}"
         if grid.alive(Path(run.source)):
             return [f"let it go on: it is {at}"]
         if run.resumable:

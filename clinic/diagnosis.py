@@ -27,13 +27,14 @@ ALIASES = {
     "losses/explained_variance": ("train/explained_variance",),
 }
 NEGATIVE = ("train/entropy_loss",)
+LARGEST = 1e39  # beyond all of float32
 
 # Thresholds of the curve.
 BLOCKS = 20  # a curve is judged by the means of so many equal parts
 STILL = 0.1  # a change of less than this share of all that the run ever gained is none
 SURE_CLIMB = 0.25  # a rise over the last half, with its interval, of more than this share of it is beyond doubt
 FELL = 0.3  # a loss of more than this share of it is a fall
-MIN_UPDATES, MIN_LINES = 30, 15
+MIN_UPDATES, MIN_LINES = 100, 15
 # Thresholds of the causes.
 NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
 DORMANT = 0.5  # share of dormant units
@@ -97,20 +98,26 @@ def of_run(folder: Path) -> list[Course]:
     lines = [line for line in plots.read_lines(folder) if not apart(line)]
     if not lines:
         raise UsageError(f"{folder}: no line of training in its metrics.jsonl")
-    seeds = max(len(value) if isinstance(value, list) else 1 for line in lines for value in line.values())
-    table = {key: np.full((len(lines), seeds), np.nan) for line in lines for key in line}
-    for i, line in enumerate(lines):
-        for key, value in line.items():
-            values = np.array(value, np.float64)  # None becomes NaN
-            if values.size in (1, seeds):  # else the line is damaged
-                table[key][i] = values
-    performance = next((key for key in plots.PERFORMANCE.values() if key in table), None)
+    performance = next((key for key in plots.PERFORMANCE.values() if any(key in line for line in lines)), None)
     if performance is None:
         raise UsageError(f"{folder}: no line of its metrics.jsonl has {RETURN}")
-    table[RETURN] = table[performance]
-    return [
-        Course(table[STEP][:, s], {k: v[:, s] for k, v in table.items()}, lines[-1]["update"]) for s in range(seeds)
-    ]
+    there = {key: performance if key == RETURN else key for key in READ}
+    rows = {k: [np.ravel(line.get(name)).astype(np.float64) for line in lines] for k, name in there.items()}
+    seeds = max(row.size for column in rows.values() for row in column)
+    # One value is that of all seeds; with any other number of them the line is damaged. None has become NaN.
+    fitting = lambda row: np.broadcast_to(row if row.size in (1, seeds) else np.nan, seeds)  # noqa: E731
+    table = {key: np.array([fitting(row) for row in column]) for key, column in rows.items()}
+    known = {key: column for key, column in table.items() if any(there[key] in line for line in lines)}
+    updates = float(lines[-1]["update"])
+    refuse_absurd(folder, known | {"update": np.array([updates])})
+    return [Course(table[STEP][:, s], {k: v[:, s] for k, v in known.items()}, updates) for s in range(seeds)]
+
+
+def refuse_absurd(source: Path, table: dict[str, np.ndarray]) -> None:
+    """Of numbers that no device can have computed, means and squares would not be finite."""
+    for key, values in table.items():
+        if len(beyond := values[np.isfinite(values) & (np.abs(values) > LARGEST)]):
+            raise UsageError(f"{source}: {key} is {beyond[0]:.3g}; no run writes numbers beyond {LARGEST:.0e}")
 
 
 def of_csv(file: Path) -> list[Course]:
@@ -127,8 +134,9 @@ def of_csv(file: Path) -> list[Course]:
         if key not in names:
             has = f"it has {', '.join(there[:12])}{', ...' * (len(there) > 12)}" if there else "it has no rows"
             raise UsageError(f"{file}: which column is {key}? Name one of them so; {has}")
-    values = {key: np.array([number(row[name], key in FINITE) for row in rows]) for key, name in names.items()}
-    values = {key: -value if names[key] in NEGATIVE else value for key, value in values.items()}
+    sign = lambda key: -1 if names[key] in NEGATIVE else 1  # noqa: E731
+    values = {k: sign(k) * np.array([number(row[name], k in FINITE) for row in rows]) for k, name in names.items()}
+    refuse_absurd(file, values)
     kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
     if not kept.any():
         raise UsageError(f"{file}: no row with numbers in both {names[STEP]} and {names[RETURN]}")

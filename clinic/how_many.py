@@ -59,7 +59,11 @@ def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable
     """Makes single updates for each number of environments, from the checkpoint RUN or RUN@UPDATE: `keys` of them, and
     up to 16 x as many where the update is smaller than the run's."""
     folder, record, updates = checkpoints.find_checkpoint(run, "--how-many")
-    script, args = script_of(run, record)
+    args, script = records.branched(record, f"--how-many: {run}"), importlib.import_module(record["script"])
+    if on_host(args.env_id):
+        raise UsageError(
+            f"--how-many: {args.env_id} of {run} runs on the host, and cannot be restored from a checkpoint"
+        )
     if any(value <= 0 for value in values):
         raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
     if not 0 <= seed < args.num_seeds:
@@ -92,18 +96,6 @@ def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable
     if not points:
         raise UsageError(f"--how-many {run}: no number of environments fits; --values names smaller ones")
     return points
-
-
-def script_of(run: str, record: dict[str, Any]) -> tuple[ModuleType, Any]:
-    """-> the script of a run, its arguments."""
-    if record["script"] not in records.BRANCHED:
-        known = " and ".join(records.BRANCHED)
-        raise UsageError(f"--how-many: {run} was made by {record['script']}.py; it works for {known}")
-    args = records.arguments_of(record["script"], record["args"])
-    if on_host(args.env_id):
-        why = "runs on the host, and cannot be restored from a checkpoint"
-        raise UsageError(f"--how-many: {args.env_id} of {run} {why}")
-    return importlib.import_module(record["script"]), args
 
 
 def restore(script: ModuleType, args: Any, folder: Any, updates: list[int], seed: int, where: str) -> tuple:

@@ -94,16 +94,6 @@ def cells_of(
     return cells
 
 
-def curves(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Steps [T] and returns [T, seeds] of each lever's branches, up to the end of the shortest."""
-    found: dict[str, list] = {}
-    for (name, _), cell in cells.items():
-        x, y = plots.series(plots.read_lines(folder / cell.name), RETURN)
-        found.setdefault(name, []).extend([(x, y)] * bool(len(x)))
-    shortest = {name: min(len(x) for x, _ in parts) for name, parts in found.items() if parts}
-    return {n: (found[n][0][0][:t], np.concatenate([y[:t] for _, y in found[n]], axis=1)) for n, t in shortest.items()}
-
-
 def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outcome]:
     """What each finished lever did. The return of a branch is the mean over its last quarter."""
     ends: dict[str, list[np.ndarray]] = {}

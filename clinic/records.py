@@ -26,6 +26,13 @@ def arguments_of(script: str, saved: Any) -> Any:
     return kind(**known | {name: getattr(default, name) for name in STARTED if name in fields})
 
 
+def branched(record: dict[str, Any], run: str) -> Any:
+    """The arguments of a run that doctor.py can branch and measure. run: how it was named, for the error message."""
+    if record["script"] not in BRANCHED:
+        raise UsageError(f"{run} was made by {record['script']}.py; it works for {' and '.join(BRANCHED)}")
+    return arguments_of(record["script"], record["args"])
+
+
 def with_rate_of(args: Any, update: int) -> Any:
     """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
     remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1

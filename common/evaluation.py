@@ -32,18 +32,19 @@ class Game(NamedTuple):
     first: Episode  # [N], the episodes so far
 
 
-def new_game(key: jax.Array, env_state: Any, obs: Any, memory: Any) -> Game:
+def new_game(reset: Callable[[jax.Array], tuple[Any, Any]], key: jax.Array, memory: Any) -> Game:
+    """reset(key) -> states, obs [N, ...]; memory: before the first step."""
+    key, reset_key = jax.random.split(key)
+    env_state, obs = reset(reset_key)
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     nothing = Episode(*(jnp.zeros(num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
     return Game(key, jnp.int32(0), env_state, obs, memory, nothing)
 
 
 def start(env: VectorEnv, key: jax.Array, memory: Any = None) -> Game:
-    """If the suite has a fixed set of levels, episode i is played on level i % num_levels. memory: before the first
-    step."""
-    key, reset_key = jax.random.split(key)
+    """If the suite has a fixed set of levels, episode i is played on level i % num_levels."""
     levels = jnp.arange(env.num_envs) % (env.suite.num_levels or env.num_envs)
-    return new_game(key, *env.reset_to(reset_key, levels), memory)
+    return new_game(partial(env.reset_to, levels=levels), key, memory)
 
 
 def step(env: VectorEnv, act: Act, game: Game) -> Game:
@@ -161,9 +162,8 @@ def record(
     """Pictures [H, W, 3] uint8 of the start of an episode on each of these levels; [None] is an episode as in training.
     memory: of the policy, before the first step."""
     env = copies(suite, len(levels), auto_reset=False)
-    key, reset_key = jax.random.split(key)
     reset = jax.jit(env.reset) if None in levels else partial(jax.jit(env.reset_to), levels=jnp.array(levels))
-    game, go = new_game(key, *reset(reset_key), memory), jax.jit(partial(step, env, act))
+    game, go = new_game(reset, key, memory), jax.jit(partial(step, env, act))
     states: list[list[Any]] = [[] for _ in levels]
     while not game.first.done.all() and game.time < MAX_FRAMES:
         now = jax.device_get(game.env_state.inner)

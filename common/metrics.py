@@ -2,8 +2,8 @@
 appendix B) and the gradient noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162). docs/metrics.md
 says what moves them and when to worry.
 
-These are pure functions of a whole sample. If it is split over devices, gather it first; only `measure_update` and
-`step_metrics` take each device's part.
+These are pure functions of a whole sample. If it is split over devices, gather it first; only `measure_update`
+takes each device's part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +33,24 @@ def measure_update(
 ) -> dict[str, jax.Array]:
     """How far an update moved the parameters and the policy, and what it gained, on a sample of its transitions.
 
-    policy(parameters, batch) -> distribution; previous, old, new: parameters before the update before, whose gain on
-    fresh transitions is measured here, before and after this one; batch: [C, n, ...] of this device, with action and
-    advantage; batch_size: transitions of the update.
+    outer/kl is the exact KL(before || after). outer/own_gain is E[(after / before - 1) A], A standardised. Fresh gain
+    is that of the update before, on these transitions, which it has not seen: what going back would lose,
+    -E[(earlier / before - 1) A]. policy(parameters, batch) -> distribution; previous, old, new: parameters before the
+    update before, before and after this one; batch: [C, n, ...] of this device, with action and advantage; batch_size:
+    transitions of the update.
     """
     batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
     earlier, before, after = (policy(params, batch) for params in (previous, old, new))
-    metrics = step_metrics(earlier, before, after, batch.action, batch.advantage)
-    return metrics | move_metrics(metrics["outer/kl"], old, new, batch_size)
+    advantage = standardise(batch.advantage)
+    log_ratio = lambda dist: dist.log_prob(batch.action) - before.log_prob(batch.action)  # noqa: E731
+    gain = lambda dist: jnp.expm1(log_ratio(dist)) * advantage  # noqa: E731
+    # One sum over devices: XLA:CPU lets sums that do not wait for each other meet, and then ends the process.
+    values = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
+    kl, own_gain, fresh_gain, square = jax.lax.pmean(values.mean(1), "device")
+    count = float(advantage.size * jax.lax.axis_size("device"))
+    error = jnp.sqrt(jnp.maximum(square - fresh_gain**2, 0) / count)
+    found = {"kl": kl, "own_gain": own_gain, "fresh_gain": fresh_gain, "fresh_gain_se": error}
+    return {f"outer/{name}": x for name, x in found.items()} | move_metrics(kl, old, new, batch_size)
 
 
 def move_metrics(kl: jax.Array, old: Any, new: Any, batch_size: int) -> dict[str, jax.Array]:
@@ -51,25 +61,6 @@ def move_metrics(kl: jax.Array, old: Any, new: Any, batch_size: int) -> dict[str
         "outer/update_norm": update_norm,
         "finite": jnp.isfinite(update_norm),  # a NaN in any loss or gradient ends up in the parameters
     }
-
-
-def step_metrics(
-    earlier: Any, before: Any, after: Any, action: jax.Array, advantage: jax.Array
-) -> dict[str, jax.Array]:
-    """How far an update moved the policy from `before` to `after`, and what it gained, on n of its transitions.
-
-    outer/kl is the exact KL(before || after). outer/own_gain is E[(after / before - 1) A], A standardised. Fresh gain
-    is that of the update from `earlier` to `before`, on these transitions, which it has not seen: what going back would
-    lose, -E[(earlier / before - 1) A]. earlier, before, after: distributions of [n]; action: [n, D]; advantage: [n].
-    """
-    advantage = standardise(advantage)
-    gain = lambda dist: jnp.expm1(dist.log_prob(action) - before.log_prob(action)) * advantage  # noqa: E731
-    # One sum over devices: XLA:CPU lets sums that do not wait for each other meet, and then ends the process.
-    values = jnp.stack([before.kl(after), gain(after), -gain(earlier), gain(earlier) ** 2])
-    kl, own_gain, fresh_gain, square = jax.lax.pmean(values.mean(1), "device")
-    count = float(advantage.size * jax.lax.axis_size("device"))
-    found = {"outer/kl": kl, "outer/own_gain": own_gain, "outer/fresh_gain": fresh_gain}
-    return found | {"outer/fresh_gain_se": jnp.sqrt(jnp.maximum(square - fresh_gain**2, 0) / count)}
 
 
 def plasticity_metrics(
@@ -118,8 +109,9 @@ def policy_metrics(
 
 
 def gradient_metrics(gradient: Callable[[Any], Any], sample: Any, length: int = 1) -> dict[str, jax.Array]:
-    """Kurtosis and noise of the gradient, from gradients on equal parts of a randomly ordered sample [n, ...], of which
-    each row has `length` transitions."""
+    """Kurtosis of the gradient, |G|^2 of the true one and the trace of one transition's covariance (McCandlish et al.
+    2018, app. A.1), unbiased for independent transitions: from gradients on equal parts of a randomly ordered sample
+    [n, ...], of which each row has `length` transitions."""
     n = jax.tree.leaves(sample)[0].shape[0]
     count = min(GRADIENT_PARTS, n)
     size = n // count
@@ -127,7 +119,10 @@ def gradient_metrics(gradient: Callable[[Any], Any], sample: Any, length: int = 
     grads = jax.lax.map(gradient, parts)
     squares = sum((g**2).reshape(count, -1).sum(1) for g in jax.tree.leaves(grads))
     whole = jax.tree.map(lambda g: g.mean(0), grads)
-    signal, noise = gradient_noise(squares.mean(), weight_norm(whole) ** 2, length * size, length * count * size)
+    # Mean squared norms of gradients over so many transitions.
+    small, big, small_size, big_size = squares.mean(), weight_norm(whole) ** 2, length * size, length * count * size
+    signal = (big_size * big - small_size * small) / (big_size - small_size)
+    noise = (small - big) / (1 / small_size - 1 / big_size)
     return {
         "plasticity/gradient_kurtosis": gradient_kurtosis(whole),
         "plasticity/gradient_signal": signal,
@@ -135,14 +130,6 @@ def gradient_metrics(gradient: Callable[[Any], Any], sample: Any, length: int = 
         # The ratio of one measurement is noisy, and meaningless if the signal is lost in the noise.
         "plasticity/gradient_noise_scale": jnp.where(signal > 0, noise / signal, np.nan),
     }
-
-
-def gradient_noise(small: jax.Array, big: jax.Array, small_size: int, big_size: int) -> tuple[jax.Array, jax.Array]:
-    """|G|^2 of the true gradient and trace of one transition's covariance (McCandlish et al. 2018, app. A.1), unbiased
-    for independent transitions. small, big: [], mean squared norms of gradients over small_size and big_size of them.
-    """
-    signal = (big_size * big - small_size * small) / (big_size - small_size)
-    return signal, (small - big) / (1 / small_size - 1 / big_size)
 
 
 def gradient_kurtosis(grads: Any, delta: float = 1e-8) -> jax.Array:

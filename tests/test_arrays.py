@@ -51,11 +51,11 @@ def test_the_last_positions_of_the_largest_sizes(n):
 
 
 def test_positions_may_be_asked_for_in_any_shape_and_part():
-    key, n = jax.random.key(3), 100
-    whole = random_permutation(key, n)(jnp.arange(n))
-    parts = [random_permutation(key, n)(10 * i + jnp.arange(10)) for i in range(10)]
+    permute = jax.jit(lambda positions: random_permutation(jax.random.key(3), 100)(positions))
+    whole = permute(jnp.arange(100))
+    parts = [permute(10 * i + jnp.arange(10)) for i in range(10)]
     np.testing.assert_array_equal(jnp.concatenate(parts), whole)
-    np.testing.assert_array_equal(random_permutation(key, n)(jnp.arange(n).reshape(4, 25)), whole.reshape(4, 25))
+    np.testing.assert_array_equal(permute(jnp.arange(100).reshape(4, 25)), whole.reshape(4, 25))
     assert whole.dtype == jnp.int32
 
 
@@ -82,19 +82,6 @@ def test_minibatches_are_mixed_over_time_and_environments(steps, envs):
                 assert stats.chisquare(np.bincount(labels, minlength=number)).pvalue > 1e-4
 
 
-def test_two_epochs_have_nothing_in_common():
-    """The number of positions that two permutations agree on is Poisson(1); pairs in one minibatch part again."""
-    n = 4096
-    orders = permutations(n, 400)
-    agree = (orders[1:] == orders[:-1]).sum(1)
-    assert abs(agree.mean() - 1) < 0.25 and agree.max() < 9
-    minibatch = orders.argsort(1) // 64  # of each index, in minibatches of 64
-    together = minibatch[0][:, None] == minibatch[0][None]
-    again = (minibatch[1][:, None] == minibatch[1][None])[together].sum() - n
-    expected = n * 63 * 63 / (n - 1)
-    assert abs(again - expected) < 6 * expected**0.5
-
-
 # Bits and samples
 
 
@@ -106,17 +93,15 @@ def test_bits_give_back_the_booleans(shape):
     np.testing.assert_array_equal(unpack(packed), x)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[jnp.array([7, 0, 29])], packed)
     np.testing.assert_array_equal(unpack(flat), x.reshape(-1, *shape)[[7, 0, 29]])
-
-
-def test_only_booleans_are_packed():
-    x = jnp.arange(6.0).reshape(2, 3)
-    assert pack(x) is x and unpack(x) is x
+    numbers = jnp.arange(6.0)
+    assert pack(numbers) is numbers and unpack(numbers) is numbers
 
 
 @pytest.mark.parametrize("size, n", [(5, 9), (100, 9), (7, 8)])
 def test_rows_are_different_whole_and_in_random_order(size, n):
     tree = {"a": jnp.arange(n), "b": 10 * jnp.arange(n)[:, None] + jnp.arange(2)}
-    seen = [jax.jit(lambda key: random_rows(tree, size, key))(jax.random.key(seed)) for seed in range(20)]
+    take = jax.jit(lambda key: random_rows(tree, size, key))
+    seen = [take(key) for key in jax.random.split(jax.random.key(0), 20)]
     for rows in seen:
         assert len(set(rows["a"].tolist())) == len(rows["a"]) == min(size, n)
         np.testing.assert_array_equal(rows["b"], 10 * rows["a"][:, None] + np.arange(2))
@@ -187,12 +172,11 @@ def test_a_product_of_columns_is_the_transposed_product(factors):
         np.testing.assert_allclose(by_x, (form(slope) @ form(kernel).T).T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("network", ["mlp", "cnn"])
-def test_networks_have_float32_parameters_and_results_near_those_of_float32(network):
+def test_networks_have_float32_parameters_and_results_near_those_of_float32():
     obs = np.random.default_rng(0).uniform(size=(64, 10, 10, 4)) < 0.2
     results = {}
     for compute_dtype in ("float32", "bfloat16"):
-        net = ppo.ActorCritic(ppo.Args(compute_dtype=compute_dtype, network=network), Discrete((3,)))
+        net = ppo.ActorCritic(ppo.Args(compute_dtype=compute_dtype, network="cnn"), Discrete((3,)))
         params = jax.jit(net.init)(jax.random.key(0), obs)
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
         results[compute_dtype] = jax.jit(net.apply)(params, obs)[1]
@@ -241,10 +225,10 @@ def test_a_convolution_and_its_gradients_are_the_sums_they_stand_for(which, dtyp
         return conv.apply({"params": {"kernel": kernel}}, x)
 
     given = jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32)
-    out, back = jax.vjp(run, *given)
-    slope = rng.normal(size=out.shape)
+    slope = rng.normal(size=jax.eval_shape(run, *given).shape).astype(np.float32)
     expected = written_out(*map(as_given, (x, kernel)), stride, padding, as_given(slope))
-    for ours, theirs in zip((out, *back(jnp.asarray(slope, jnp.float32))), expected, strict=True):
+    out, back = jax.jit(lambda slope, *given: (run(*given), jax.vjp(run, *given)[1](slope)))(slope, *given)
+    for ours, theirs in zip((out, *back), expected, strict=True):
         assert ours.dtype == jnp.float32
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
@@ -254,7 +238,7 @@ def network_of(script, name, **given):
     return pqn.QNetwork(args, 6) if script is pqn else script.ActorCritic(args, Discrete((6,)))
 
 
-@pytest.mark.parametrize("script, name", [(pqn, "mlp"), (ppo, "cnn"), (ppo, "nature"), (ppo, "impala")])
+@pytest.mark.parametrize("script, name", [(pqn, "mlp"), (ppo, "cnn")])
 def test_bytes_are_pixels_from_0_to_1(script, name):
     network, obs = network_of(script, name), np.random.default_rng(0).integers(0, 256, (2, 36, 38, 3), np.uint8)
     params = jax.jit(network.init)(jax.random.key(0), obs)

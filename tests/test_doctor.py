@@ -59,14 +59,13 @@ def test_states_of_curves(seed):
     assert state(np.zeros(LINES)) == "still"  # it never rose
     assert state(500 * np.minimum(5 * X, 1), noise=0.0) == "still"  # at the best that there is, without any noise
     assert state(np.where(X < 0.8, 20 * X, 2)) == "fell"
-    assert state(10 * X, updates=12) == "few updates"
+    assert state(10 * X, updates=99) == "few updates" and state(10 * X, updates=100) == "climbing"
     assert state(10 * X[:10]) == "few updates"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_run_that_never_got_above_its_start_may_have_fallen_or_come_back(seed):
+def test_a_run_that_never_got_above_its_start_may_have_fallen_or_come_back():
     """As runs that begin from a checkpoint. Small changes of large returns are none."""
-    trend = lambda returns, noise: diagnosis.trend(course(returns, noise, seed))  # noqa: E731
+    trend = lambda returns, noise: diagnosis.trend(course(returns, noise))  # noqa: E731
     fell = trend(500 - 480 * X, 0.1)
     assert fell.state == "fell" and fell.change == pytest.approx(-480 * 17 / 20, abs=3)  # from three blocks to three
     back = trend(2 + 8 * np.abs(2 * X - 1), 0.02)
@@ -298,23 +297,6 @@ def test_few_gradient_steps_get_more_and_many_small_ones_larger_minibatches(mini
         assert len(told) == (size is not None) and all(f"--minibatch-size {size} " in line for line in told)
 
 
-def test_what_a_script_refuses_is_not_advised():
-    """Eight times larger minibatches would be fewer than the chunks."""
-    flags = {"num_steps": 32, "update_epochs": 4, "minibatch_size": 64}
-    for chunks, larger in ((8, 0), (4, 1)):
-        told = tries("no gain", num_rollout_chunks=chunks, **flags)
-        assert sum("transitions are many" in line for line in told) == larger
-
-
-def test_what_needs_a_checkpoint_is_advised_only_if_there_is_one():
-    flags = {"minibatch_size": 2048, "update_epochs": 4, "ent_coef": 0.01, "vf_coef": 0.1}
-    for label in ("settled", "no gain", "critic"):
-        resumable, fresh = (" ".join(tries(label, checkpoints=there, **flags)) for there in ([1], []))
-        needs = ("--init-from", "--intervene  ", "--how-many")
-        assert any(flag in resumable for flag in needs) and not any(flag in fresh for flag in needs)
-    assert not commands("critic", vf_coef=0.0)[1:]  # nothing else helps a critic that is not trained
-
-
 def test_measurements_that_cannot_be_made_are_not_advised():
     """At the end of --anneal-lr no learning rate is left; a quarter of the run has to hold an update of 8 x N;
     environments on the host cannot be restored."""
@@ -433,6 +415,63 @@ def test_bad_input_is_one_line(tmp_path, capsys, undrawn):
         assert code == 0 and "too few updates, or lines of the log, to tell" in out
 
 
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+ABSURD = {  # a line of metrics.jsonl, after the update
+    "a thousand deep": f'"charts/episodic_return": {nested(1000)}',
+    "five thousand digits": f'"charts/episodic_return": {"1" * 5000}',
+    "an integer that no float is": f'"charts/episodic_return": {10**400}',
+    "a float whose square is infinite": '"charts/episodic_return": 1e308',
+    "a step as large": f'"charts/episodic_return": 1.0, "global_step": {10**400}',
+    "a loss as large": '"charts/episodic_return": 1.0, "losses/policy_loss": -1e308',
+    "no number": '"charts/episodic_return": {"x": 1}',
+    "a word": '"charts/episodic_return": "many"',
+    "an update that is none": '"charts/episodic_return": 1.0, "update": [1]',
+}
+
+
+@pytest.mark.parametrize("kind", ABSURD)
+def test_an_absurd_log_is_one_line(tmp_path, capsys, undrawn, kind):
+    run = write_run(tmp_path / "run", course(RISE))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(f'{{"update": 201, "global_step": 500000, {ABSURD[kind]}}}\n')
+    code, out, err = call(capsys, run)
+    assert code == 2 and not out and err.startswith(f"doctor.py: error: {run}: ") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("script", [3, None, ["ppo"], {"a": 1}])
+@pytest.mark.parametrize("mode", [(), ("--intervene", "--fresh", "--dry-run")])
+def test_a_script_that_is_no_name_is_one_line(tmp_path, capsys, undrawn, script, mode):
+    run = write_run(tmp_path / "run", course(RISE))
+    (run / "args.json").write_text(json.dumps({"script": script, "args": {}}))
+    code, out, err = call(capsys, run, *mode)
+    assert code == 2 and not out and err.count("\n") == 1 and str(run) in err, err
+
+
+@pytest.mark.parametrize("mode", [(), ("--intervene",), ("--intervene", "--fresh"), ("--how-many",)])
+def test_args_that_are_absurd_are_one_line(tmp_path, capsys, undrawn, mode):
+    run = write_run(tmp_path / "run", course(RISE))
+    (run / "checkpoints/7").mkdir(parents=True)
+    for args in (f'{{"env_id": {nested(1000)}}}', f'{{"gamma": {"1" * 5000}}}', f'{{"num_envs": {10**400}}}', "7"):
+        (run / "args.json").write_text(f'{{"script": "ppo", "args": {args}}}')
+        code, out, err = call(capsys, run, *mode)
+        assert code == 2 and not out and err.count("\n") == 1, (args[:50], err)
+        assert str(run) in err or "args.json is damaged" in err
+
+
+def test_a_log_that_is_a_folder_is_one_line(tmp_path, capsys):
+    run = write_run(tmp_path / "run", course(RISE))
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    (tmp_path / "log.csv").mkdir()
+    (tmp_path / "large.csv").write_text("global_step,charts/episodic_return\n" + "1,1e308\n" * 50)
+    for log in (run, tmp_path / "log.csv", tmp_path / "large.csv"):
+        code, out, err = call(capsys, log)
+        assert code == 2 and not out and err.count("\n") == 1 and str(log) in err
+
+
 # How many environments
 
 
@@ -455,28 +494,6 @@ def test_the_critical_size_is_found_again():
     assert "does not follow" in said(turning) and "sure gain: 16,384" in said(turning)
     signal = [p._replace(fresh=p.own) for p in points]
     assert "at fewer environments than were tried" in said(signal)
-
-
-def test_the_law_is_seldom_denied_where_it_holds_though_the_errors_come_from_few_keys():
-    rng, keys, critical, found = np.random.default_rng(0), (16, 4, 4, 4, 4), 5000, []
-    sizes = 512 * 4 ** np.arange(5)
-    own = np.array([0.014, 0.010, 0.0084, 0.0082, 0.0102])
-    for _ in range(100):
-        points = []
-        for n, k, o in zip(sizes, keys, own, strict=True):
-            gains = o * n / (n + critical) + 2.5e-4 * np.sqrt(k) * rng.normal(size=k)
-            # As in how_many.single_updates: no error is below that of the judge alone.
-            error = max(gains.std(ddof=1) / np.sqrt(k), 1.25e-4)
-            points.append(how_many.Point(n, 32 * n, k, o, gains.mean(), error, 0.01, 1.0))
-        found.append(how_many.critical_size(points, draws=200))
-    assert np.mean([probability < 0.01 for *_, probability in found]) <= 0.02
-    assert np.mean([low <= critical <= high for _, low, high, _ in found]) >= 0.9
-
-
-def test_the_error_of_single_updates_is_a_95_percent_interval():
-    point = how_many.Point(64, 64 * 32, 4, 0.1, 0.02, 0.005, 0.01, 1.0)
-    low, high = scipy.stats.t.interval(0.95, 3, loc=0.02, scale=0.005)
-    np.testing.assert_allclose([point.fresh - point.width, point.fresh + point.width], [low, high])
 
 
 @pytest.mark.slow
@@ -531,9 +548,10 @@ def test_a_program_that_goes_on_keeps_the_rate_that_was_reached(update, rate):
         ({"script": "pqn", "args": {}}, "runs/x was made by pqn.py; it works for ppo and ppo_ewma"),
     ],
 )
-def test_runs_that_cannot_be_measured_are_refused(record, said):
+def test_runs_that_cannot_be_measured_are_refused(record, said, monkeypatch):
+    monkeypatch.setattr(checkpoints, "find_checkpoint", lambda *_: (Path("runs/x"), record, [1]))
     with pytest.raises(UsageError, match=f"^--how-many: {said}"):
-        how_many.script_of("runs/x", record)
+        how_many.measure("runs/x", [], 1, 0, print)
 
 
 def test_more_environments_are_split_so_that_they_fit():
@@ -552,28 +570,23 @@ def test_each_lever_changes_one_thing():
         hidden_sizes=(32,), ent_coef=0.0,
     )  # fmt: skip
     known = levers.levers_of(args, fresh=False)
-    expected = {"control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy", "critic"}
-    assert known.keys() == expected
+    assert list(known) == ["control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy", "critic"]
     assert "critic" not in levers.levers_of(args, fresh=True)
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
-    assert len(cells) == 2 * len(expected) and len({cell.name for cell in cells.values()}) == len(cells)
-    control, branch_of = None, {}
-    for (name, seed), cell in cells.items():
-        module = {"ppo": ppo, "ppo_ewma": ppo_ewma}[cell.script]
-        branch = module.Args(**dict(cell.flags))
-        branch_of[name] = branch
-        assert branch.seed == seed and branch.init_from == "runs/x@7"
-        assert branch.num_updates == cell.num_updates == (10 if name == "envs" else 80)
-        ours = {k: v for k, v in vars(branch).items() if k in vars(args)}
-        if name == "control":
-            control = ours
-            taken = ours.keys() - levers.NOT_TAKEN - {"halt_on_nan", "named"}
-            assert all(ours[key] == getattr(args, key) for key in taken)
-        named = {"named", "total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
-        changed = {key for key in ours if ours[key] != control[key]} - named
+    assert len({cell.name for cell in cells.values()}) == len(cells) == 2 * len(known)
+    kinds = {"ppo": ppo.Args, "ppo_ewma": ppo_ewma.Args}
+    branches = {key: kinds[cell.script](**dict(cell.flags)) for key, cell in cells.items()}
+    follows = {"named", "total_timesteps", "run_name", "seed", "log_every", "num_minibatches"}
+    for (name, seed), branch in branches.items():
+        control = vars(branches["control", seed])
+        assert (branch.seed, branch.init_from) == (seed, "runs/x@7")
+        assert branch.num_updates == cells[name, seed].num_updates == (10 if name == "envs" else 80)
+        changed = {key for key in control if getattr(branch, key) != control[key]} - follows
         assert changed == set(known[name].flags) - {"com"}
+        taken = control.keys() - levers.NOT_TAKEN - {"halt_on_nan", "named"}
+        assert {key: control[key] for key in taken} == {key: getattr(args, key) for key in taken}
     words = grid.command(cells["com", 1], Path("/nowhere"))[2:]
-    assert replace(parse(ppo_ewma.Args, "", words), runs_dir="runs", run_name=None) == branch_of["com"]
+    assert replace(parse(ppo_ewma.Args, "", words), runs_dir="runs", run_name=None) == branches["com", 1]
     # However the path of the run is spelled, its branches are found again; those of another checkpoint are others.
     names = lambda run: {c.name for c in levers.cells_of(run, "ppo", args, known, 10, (0, 1), False).values()}  # noqa: E731
     assert names("runs/x@7") == names("/somewhere/runs/x@7") and not names("runs/x@7") & names("runs/x@8")
@@ -598,16 +611,15 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
 
 
 def test_the_intervals_of_all_levers_hold_together():
-    """Student's paired intervals at 1 - 0.05 / 8, by SciPy; where no lever does anything, about one comparison of
-    twenty finds something, not one of three."""
-    rng, wrong = np.random.default_rng(0), 0
-    for _ in range(200):
-        per_seed = {name: rng.normal(size=5) for name in ("control", *"abcdefgh")}
-        found = {name: levers.paired(values, per_seed, name) for name, values in per_seed.items()}
-        wrong += any(abs(difference) > width for difference, width in found.values())
-    assert wrong < 0.09 * 200
+    """Student's paired intervals at 1 - 0.05 / 8, by SciPy; those of single updates at 0.95."""
+    rng = np.random.default_rng(0)
+    per_seed = {name: rng.normal(size=5) for name in ("control", *"abcdefgh")}
+    difference, width = levers.paired(per_seed["a"], per_seed, "a")
     expected = scipy.stats.ttest_rel(per_seed["a"], per_seed["control"]).confidence_interval(1 - 0.05 / 8)
-    np.testing.assert_allclose([found["a"][0] - found["a"][1], found["a"][0] + found["a"][1]], expected)
+    np.testing.assert_allclose([difference - width, difference + width], expected)
+    point = how_many.Point(64, 64 * 32, 4, 0.1, 0.02, 0.005, 0.01, 1.0)
+    expected = scipy.stats.t.interval(0.95, 3, loc=0.02, scale=0.005)
+    np.testing.assert_allclose([point.fresh - point.width, point.fresh + point.width], expected)
 
 
 def test_branches_of_a_run_in_progress_need_a_checkpoint_that_stays(tmp_path, monkeypatch, capsys):
@@ -646,7 +658,7 @@ def test_an_intervention_from_start_to_end(tmp_path, capsys):
     capsys.readouterr()
     words = (tmp_path / "run", "--intervene", "--levers", "critic", "--seeds", 1, "--budget", 1280)
     code, out, _ = call(capsys, *words)
-    assert code == 0 and out.count("\n  ") == 2 and (tmp_path / "run" / "levers.png").exists()
+    assert code == 0 and out.count("\n  ") == 2
     again = call(capsys, *words)
     assert again[1] == out  # nothing is run twice
     assert call(capsys, tmp_path / "run", "--intervene", "--levers", "nonsense")[0] == 2

@@ -14,7 +14,7 @@ from scipy.stats import binomtest, chisquare, kstest
 import ppo
 from common import evaluation
 from common.actions import Box, Categorical, Discrete
-from common.envs import changes, make
+from common.envs import changes, make, make_suite
 from common.suites import brax, gymnax as suite
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
 from common.vector import VectorEnv, ages, episode_sums
@@ -72,11 +72,10 @@ class Echo(Toy):
         return state, state, jnp.float32(0), state[1] == 7, jnp.bool_(False), jnp.bool_(False)
 
 
-@pytest.mark.parametrize("probability", [0.25, 1.0])
-def test_sticky_actions_repeat_the_last_executed_action(probability):
+def test_sticky_actions_repeat_the_last_executed_action():
     """Replayed in Python: each executed action is the given one or the one executed before it, never an earlier
     episode's; in a share of the steps that a binomial test does not reject; each environment by its own chance."""
-    env, steps = VectorEnv(Sticky(Echo(), probability), 64), 100
+    env, steps = VectorEnv(Sticky(Echo(), 0.25), 64), 100
 
     def run(key):
         state, _ = env.reset(key)
@@ -93,8 +92,8 @@ def test_sticky_actions_repeat_the_last_executed_action(probability):
         assert not repeats[t][step[t] == 1].any()
         held = executed[t]
     free = step > 1
-    assert binomtest(int(repeats[free].sum()), int(free.sum()), probability).pvalue > 0.01
-    assert probability == 1 or len(np.unique(repeats.T, axis=0)) == 64
+    assert binomtest(int(repeats[free].sum()), int(free.sum()), 0.25).pvalue > 0.01
+    assert len(np.unique(repeats.T, axis=0)) == 64
 
 
 def test_sticky_actions_keep_all_else():
@@ -106,10 +105,7 @@ def test_sticky_actions_keep_all_else():
     executed, _ = state.inner.memory
     np.testing.assert_array_equal(executed[1:], np.broadcast_to(executed[0], (4, 4, 1)))
     assert (np.abs(executed) <= 2).all()  # what was executed, after clipping
-    assert type(make("Pendulum-v1", 4).suite) is suite.Gymnax  # no cost where it is off
-    frame = make("Breakout-MinAtar", 1, sticky_actions=0.1)
-    one = jax.tree.map(lambda x: x[0], frame.reset(jax.random.key(0))[0].inner)
-    assert frame.suite.frames([one])[0].shape == (200, 200, 3)
+    assert type(make("Pendulum-v1", 4, **changes(ppo.Args())).suite) is suite.Gymnax  # no cost where all are off
 
 
 # Other changes to any environment
@@ -130,8 +126,6 @@ def test_a_stack_holds_the_last_observations_and_begins_anew_with_each_episode()
                 last[i] = [out.obs[t, i][-4:]] * 3
             np.testing.assert_array_equal(out.obs[t, i], np.concatenate(last[i]))
     assert out.episode.done.sum() > 50
-    assert make("Breakout-MinAtar", 2, frame_stack=4).obs_shape == (10, 10, 16)
-    assert make("Breakout-MinAtar", 2, frame_stack=4).obs_dtype == make("Breakout-MinAtar", 2).obs_dtype
 
 
 def test_a_time_limit_truncates_what_has_not_ended():
@@ -161,16 +155,6 @@ def test_clipped_rewards_are_learned_from_and_not_reported():
     np.testing.assert_array_equal(out.reward, np.minimum(np.maximum(bare.reward, -1.5), 1.5))
     np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
     np.testing.assert_array_equal(bare.episode.total_reward[6], bare.reward[:7].sum(0))
-
-
-def test_all_changes_go_together_and_cost_nothing_where_they_are_off():
-    env = make("Breakout-MinAtar", 4, sticky_actions=0.5, frame_stack=2, time_limit=9, reward_clip=0.5)
-    _, states, out = play(env, 20)
-    assert out.episode.length.max() == 9 and out.truncated.any() and out.reward.max() <= 0.5
-    one = jax.tree.map(lambda x: x[3, 0], states.inner)
-    assert env.suite.frames([one])[0].shape == (200, 200, 3)
-    off = ppo.Args()
-    assert type(make("Pendulum-v1", 4, **changes(off)).suite) is suite.Gymnax
 
 
 # Auto-reset
@@ -240,7 +224,7 @@ def test_where_no_episode_ended_the_means_are_nan():
     assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
 
 
-@pytest.mark.parametrize("stagger", [0, 9, 40])
+@pytest.mark.parametrize("stagger", [0, 40])
 def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(stagger):
     """Episodes of 30 steps: who has played 30 has started anew, and who has played more is that much further."""
     env = VectorEnv(Counter(ends=(30,), limit=99), 20)
@@ -255,7 +239,7 @@ def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(
     assert all_different(state.inner.id, *([state.inner.noise[obs[:, 0] > 0]] if stagger else []))
 
 
-@pytest.mark.parametrize("num_envs, blocks", [(384, 6), (4096, 32), (1000, 10)])
+@pytest.mark.parametrize("num_envs, blocks", [(384, 6), (1000, 10)])
 def test_environments_side_by_side_are_not_at_the_same_point_of_their_episodes(num_envs, blocks):
     played = ages(num_envs, 999).reshape(blocks, -1)
     assert sorted(played.ravel()) == [i * 1000 // num_envs for i in range(num_envs)]
@@ -285,7 +269,7 @@ def test_random_actions_fill_their_space(space):
 def test_continuous_actions_are_clipped_for_the_environment():
     env = VectorEnv(Noise(Box(np.array([0], np.float32), np.array([0.25], np.float32))), 3)
     state, _ = env.reset(jax.random.key(0))
-    out = env.step(jax.random.key(1), state, jnp.array([[-50.0], [0.2], [50.0]]))[1]
+    out = jax.jit(env.step)(jax.random.key(1), state, jnp.array([[-50.0], [0.2], [50.0]]))[1]
     np.testing.assert_allclose(out.reward, [-1, -0.8, -0.75])
 
 
@@ -362,20 +346,18 @@ def test_an_evaluation_can_be_given_up_between_its_pieces():
 @pytest.mark.parametrize("env_id", IDS)
 def test_gymnax_states_and_observations_keep_their_types(env_id):
     """A compiled update takes back what it has given: the same types, none of them weak."""
-    env, key = make(env_id, 2), jax.random.key(0)
+    env, key = make_suite(env_id, 1), jax.random.key(0)
     kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)  # noqa: E731
     state, obs = jax.eval_shape(env.reset, key)
-    action = jax.eval_shape(lambda: env.action_space.sample(key, 2))
-    after, out = jax.eval_shape(env.step, key, state, action)
+    action = jax.eval_shape(lambda: env.action_space.sample(key, 1)[0])
+    after, seen, *out = jax.eval_shape(env.step, key, state, action)
     assert kinds(after) == kinds(state) and not any(x.weak_type for x in jax.tree.leaves(state))
-    for seen in (obs, out.obs, out.final_obs):
-        assert (seen.shape, seen.dtype) == ((2, *env.obs_shape), env.obs_dtype)
-    assert (out.reward.dtype, out.terminated.dtype, out.truncated.dtype) == (np.float32, bool, bool)
+    assert [(x.shape, x.dtype) for x in (obs, seen)] == [(env.obs_shape, env.obs_dtype)] * 2
+    assert [(x.shape, x.dtype) for x in out] == [((), np.float32)] + [((), bool)] * 3
 
 
-@pytest.mark.parametrize("env_id", ["Breakout-MinAtar", "Asterix-MinAtar"])
-def test_minatar_observations_lose_nothing_as_bools(env_id):
-    env = make(env_id, 8)
+def test_minatar_observations_lose_nothing_as_bools():
+    env = make("Breakout-MinAtar", 8)
     first, states, out = play(env, 60)
     observe = lambda state: env.suite.env.observe(None, state, None, env.suite.params)  # noqa: E731
     native = jax.jit(jax.vmap(jax.vmap(observe)))(states.inner)
@@ -416,13 +398,14 @@ def test_integer_observations_become_one_hot():
     assert obs.shape == (3, 16) and (obs.sum(-1) == 1).all() and set(np.unique(obs)) == {0, 1}
 
 
-def test_minatar_frames_show_the_state():
-    env = make("Breakout-MinAtar", 1)
+def test_minatar_frames_show_the_state_through_all_wrappers():
+    env = make("Breakout-MinAtar", 1, sticky_actions=0.5, frame_stack=2, time_limit=9)
     state, obs = env.reset(jax.random.key(0))
     (frame,) = env.suite.frames([jax.tree.map(lambda x: x[0], state.inner)])
     assert frame.shape == (200, 200, 3) and frame.dtype == np.uint8
     background = frame[::20, ::20].astype(int).sum(-1).min()
     np.testing.assert_array_equal(frame[::20, ::20].astype(int).sum(-1) > background, obs[0].any(-1))
+    assert obs.shape == (1, 10, 10, 8) and obs.dtype == env.obs_dtype == np.bool_
 
 
 class Rising(NamedTuple):

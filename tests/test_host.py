@@ -22,8 +22,6 @@ import ppo
 from common import envs, evaluation
 from common.run import arguments, devices, run as runs
 from common.run.arguments import UsageError
-from experiments import visited
-from experiments.grid import Cell
 
 pytest.importorskip("gymnasium")
 ROOT = Path(__file__).parents[1]
@@ -192,23 +190,6 @@ def test_the_same_seed_gives_the_same_run_and_each_chunk_has_its_own_environment
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (ends[0], ends[2])), strict=True))
 
 
-@pytest.mark.slow
-def test_what_is_visited_is_what_the_environments_showed(monkeypatch, tmp_path):
-    """Games cannot be restored. Those of the first policy begin anew, and those of the next one go on from there."""
-    monkeypatch.setattr(visited, "MEASURED", 2 * 48)
-    args = ppo.Args(
-        **SMALL, env_id=COUNTING, total_timesteps=4 * 48, checkpoint_every=2, keep_checkpoints=0, runs_dir=str(tmp_path)
-    )
-    path = ppo.train(args)
-    policies = visited.Policies(tmp_path, Cell("ppo", path.name, (), 4))
-    schedule = [(e, t) for e in range(20) for t in range(min((3, 5, 2, 4)[e % 4], 4))]
-    for i, update in enumerate((2, 4)):
-        _, sample = policies.play(update)
-        rows = [tuple(map(int, row)) for row in np.asarray(sample.batch.obs).reshape(-1, 3)]
-        for number in {row[0] for row in rows}:
-            assert sorted(row[1:] for row in rows if row[0] == number) == schedule[16 * i : 16 * (i + 1)]
-
-
 def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_path, capsys):
     args = ppo.Args(
         **SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=4 * 48, checkpoint_every=2, runs_dir=str(tmp_path)
@@ -332,6 +313,7 @@ def test_a_suite_that_is_not_installed_says_what_to_install(monkeypatch, kind):
     assert f"{kind}==" in (ROOT / f"requirements-{kind}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_script_learns_from_pixels(tmp_path):
     args = ppo.Args(
         **dict(SMALL, num_envs=8, num_steps=24, minibatch_size=48, hidden_sizes=(32,), num_eval_episodes=0),

@@ -189,17 +189,17 @@ def test_without_kinetix(monkeypatch):
 @pytest.mark.slow
 def test_packed_levels_are_the_levels(cache):
     """Bit for bit, in all leaves; what is left out is what no sampled level has otherwise."""
-    env = kinetix.make_entities("m")
-    levels = jax.jit(jax.vmap(env.sample))(jax.random.split(jax.random.key(3), 512))
+    env = kinetix.make_entities("s")
+    levels = jax.jit(jax.vmap(env.sample))(jax.random.split(jax.random.key(3), 256))
     packed = jax.jit(jax.vmap(env.pack))(levels)
-    assert packed.shape == (512, env.level_bytes) and packed.dtype == np.uint8
-    whole = sum(x.nbytes for x in jax.tree.leaves(levels)) // 512
+    assert packed.shape == (256, env.level_bytes) and packed.dtype == np.uint8
+    whole = sum(x.nbytes for x in jax.tree.leaves(levels)) // 256
     assert env.level_bytes < 0.35 * whole
     back = jax.jit(jax.vmap(env.unpack))(packed)
     for (path, old), new in zip(jax.tree_util.tree_flatten_with_path(levels)[0], jax.tree.leaves(back), strict=True):
         np.testing.assert_array_equal(old, new, err_msg=jax.tree_util.keystr(path))
         assert old.dtype == new.dtype
-    assert len(np.unique(packed, axis=0)) == 512
+    assert len(np.unique(packed, axis=0)) == 256
 
 
 @pytest.mark.slow

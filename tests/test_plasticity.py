@@ -1,7 +1,7 @@
 """What ppo.py and pqn.py measure with common/metrics.py, and on what: test_metrics.py has the numbers. The others' code
 is the same to the letter, but for the proximal policy of ppo_ewma.py."""
 
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -13,14 +13,11 @@ from conftest import Toy, on_devices
 from jax.sharding import PartitionSpec as P
 
 import ppo
-import ppo_ewma
 import pqn
 from common import envs, statistics
 from common.arrays import gather_rows, pack
 from common.run import checkpoints, plots
-from common.run.arguments import UsageError
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "pqn": pqn}
 FLAGS = {
     "num_envs": 32, "num_steps": 8, "total_timesteps": 256 * 5, "num_minibatches": 4, "num_rollout_chunks": 2,
     "hidden_sizes": (8, 6), "learning_rate": 1e-2, "gamma": 0.9, "update_epochs": 2,
@@ -62,9 +59,9 @@ def built(script, **flags):
     )
 
 
-@pytest.fixture(scope="module", params=("ppo", "pqn"))
+@pytest.fixture(scope="module", params=(ppo, pqn))
 def script(request):
-    return SCRIPTS[request.param]
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +111,6 @@ def test_every_chunk_of_every_device_has_its_share_and_they_take_turns(trained):
         parts, counts = np.unique(owner, axis=0, return_counts=True)
         assert len(parts) == PARTS and (counts == 4).all()
         assert all(len(set(eighth)) > 1 for eighth in (environment // 2).reshape(8, 8))
-
-
-def test_no_two_parts_and_no_two_updates_take_the_same_rows(trained):
-    """1820 ways to take 4 of 16, 48 times, whatever their order."""
-    taken = []
-    for number in range(3):
-        chunk, environment, time = places(trained, number).T
-        owner, row = 2 * (environment // 2) + chunk, 2 * time + environment % 2
-        taken += [frozenset(row[owner == part]) for part in range(PARTS)]
-    assert len(set(taken)) > 40
-    assert frozenset().union(*taken) == set(range(16))
 
 
 def test_the_rows_are_whole_transitions(trained):
@@ -234,12 +220,7 @@ def gradient_of_the_loss(training, learner):
     """part -> the gradient of the script's own loss on it."""
     script, args = training.script, training.args
     forward = partial(script.forward, args, training.network, learner.obs_stats)
-    if script is pqn:
-        loss = partial(pqn.q_loss, forward)
-    elif script is ppo:
-        loss = partial(ppo.ppo_loss, args, forward)
-    else:
-        loss = lambda params, part: ppo_ewma.ppo_loss(args, forward, params, learner.proximal.params, part)  # noqa: E731
+    loss = partial(pqn.q_loss, forward) if script is pqn else partial(ppo.ppo_loss, args, forward)
     return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
 
 
@@ -265,76 +246,33 @@ def test_gradients_are_those_of_the_loss_on_the_sample(trained):
 # Hidden layers
 
 
-LAYERS = {"conv": 16, "Dense_0": 8, "Dense_1": 6}  # and their units
-
-
-@cache
-def fresh(name, network, shared):
-    """-> a fresh relu network's learner on images, a sample of 64, `measure_plasticity` with tau 0 of such."""
-    script = SCRIPTS[name]
-    kind = {} if script is pqn else {"shared_encoder": shared}
-    args = script.Args(**FLAGS, **kind, network=network, activation="relu", dormant_tau=0.0)
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("script", [ppo, pqn])
+def test_a_dead_unit_is_one_of_its_own_encoder(script):
+    """Of 16 + 8 + 6 units one has no weights and a bias of -1; a layer of each encoder in turn."""
+    args = script.Args(**FLAGS, network="cnn", activation="relu", layer_norm=False, dormant_tau=0.0)
+    rng, stats = np.random.default_rng(0), statistics.initial_stats((6, 5, 2))
     obs, action = jnp.array(rng.random((64, 6, 5, 2)) < 0.5), jnp.array(rng.integers(0, 2, (64, 1)))
     numbers = jnp.array(rng.normal(size=(len(script.Batch._fields) - 2, 64)), jnp.float32)
-    network = pqn.QNetwork(args, 2) if script is pqn else script.ActorCritic(args, envs.Discrete((2,)))
-    # No unit is dead by chance: of what is not negative the sum is not either; normalised, it has a bias of 1.
-    alive = jnp.abs if script is not pqn else lambda x: x + (x.ndim == 1)
-    params = jax.tree.map(alive, jax.jit(network.init)(jax.random.key(1), obs))
-    fields = {"params": params, "obs_stats": statistics.initial_stats((6, 5, 2))}
-    if script is ppo_ewma:
-        fields["proximal"] = ppo_ewma.Proximal(params, jnp.ones(()))
-    learner = script.Learner(**dict.fromkeys(script.Learner._fields) | fields)
+    network = pqn.QNetwork(args, 2) if script is pqn else ppo.ActorCritic(args, envs.Discrete((2,)))
+    # No unit is dead by chance: of what is not negative the sum is not either.
+    params = jax.tree.map(jnp.abs, jax.jit(network.init)(jax.random.key(1), obs))["params"]
     measure = on_devices(partial(script.measure_plasticity, args, network))
-    rows = script.Batch(pack(obs), action, *numbers)
-    return learner, sample_of(script, rows, fields["obs_stats"]), measure
+    sample = sample_of(script, script.Batch(pack(obs), action, *numbers), stats)
 
+    def shares(params):
+        """Of the critic's encoder, if there is one, and of the other."""
+        known = {"params": {"params": params}, "obs_stats": stats}
+        found = measure(script.Learner(**dict.fromkeys(script.Learner._fields) | known), sample)
+        return [float(found[key]) for key in sorted(found) if key.endswith("dormant_neurons")]
 
-def without(params, layer, unit):
-    """The encoder, one unit of which is -1 before its activation and 0 after it, for every observation: it loses its
-    weights, or those of its layer's normalisation, which would make something of nothing."""
-    norms = [name for name in LAYERS if name in params]
-    name = f"LayerNorm_{norms.index(layer)}" if "LayerNorm_0" in params else layer
-    dead = {key: x.at[..., unit].set(-1.0 if key == "bias" else 0.0) for key, x in params[name].items()}
-    return params | {name: dead}
-
-
-@pytest.mark.parametrize("script, network, units", [("ppo", "cnn", 30), ("ppo_ewma", "mlp", 14)])
-def test_a_dead_unit_is_one_of_its_own_encoder(script, network, units):
-    learner, sample, measure = fresh(script, network, False)
-    params = learner.params["params"]
-    for layer in [name for name in LAYERS if name in params["actor_encoder"]]:
-        for dead, alive in (("actor_encoder", "critic_encoder"), ("critic_encoder", "actor_encoder")):
-            changed = {"params": params | {dead: without(params[dead], layer, 2)}}
-            found = measure(learner._replace(params=changed), sample)
-            keys = {"actor_encoder": "dormant_neurons", "critic_encoder": "critic_dormant_neurons"}
-            assert found[f"plasticity/{keys[dead]}"] == pytest.approx(1 / units)
-            assert found[f"plasticity/{keys[alive]}"] == 0
-
-
-@pytest.mark.parametrize("script, network, units", [("ppo", "mlp", 14), ("pqn", "cnn", 30)])
-def test_a_dead_unit_of_one_encoder_for_all(script, network, units):
-    learner, sample, measure = fresh(script, network, True)
-    params = learner.params["params"]
-    encoder = params if script == "pqn" else params["encoder"]
-    for layer in [None, *(name for name in LAYERS if name in encoder)]:
-        changed = without(encoder, layer, 2) if layer else encoder
-        changed = {"params": changed if script == "pqn" else params | {"encoder": changed}}
-        found = measure(learner._replace(params=changed), sample)
-        assert found["plasticity/dormant_neurons"] == pytest.approx(1 / units if layer else 0)
-        assert not any("critic" in key for key in found)
-
-
-def test_feature_rank_is_that_of_the_last_layer():
-    """Of 8 and then 6 units: the last layer without three of them, and without any."""
-    learner, sample, measure = fresh("ppo", "mlp", True)
-    params = learner.params["params"]
-    for dead, most in ((0, 6), (3, 3), (6, 0)):
-        encoder = params["encoder"]
-        for unit in range(dead):
-            encoder = without(encoder, "Dense_1", unit)
-        found = measure(learner._replace(params={"params": params | {"encoder": encoder}}), sample)
-        assert min(1, most) <= found["plasticity/feature_rank"] <= found["plasticity/srank"] <= most
+    encoders = [None] if script is pqn else ["critic_encoder", "actor_encoder"]
+    assert shares(params) == [0] * len(encoders)
+    for i, encoder in enumerate(encoders):
+        own = params[encoder] if encoder else params
+        for name in ("conv", "Dense_0", "Dense_1"):
+            dead = {key: x.at[..., 2].set(-1.0 if key == "bias" else 0.0) for key, x in own[name].items()}
+            changed = {encoder: own | {name: dead}} if encoder else {name: dead}
+            assert shares(params | changed) == pytest.approx([(j == i) / 30 for j in range(len(encoders))])
 
 
 # Whole runs
@@ -363,10 +301,3 @@ def test_measuring_is_done_when_due_for_every_seed_and_changes_nothing_of_what_i
     jax.tree.map(np.testing.assert_array_equal, *ends)
     norms = [np.sqrt(sum((x[seed] ** 2).sum() for x in jax.tree.leaves(ends[1].params))) for seed in range(2)]
     np.testing.assert_allclose(found[5]["plasticity/weight_norm"], norms, rtol=1e-5)
-
-
-def test_what_is_less_than_nothing_is_refused():
-    for name in ("plasticity_every", "dormant_tau"):
-        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} -1"):
-            ppo.Args(**{name: -1})
-        assert ppo.Args(**{name: 0})

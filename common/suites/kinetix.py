@@ -299,7 +299,7 @@ class Kinetix:
 
         found, place = [], 0
         for leaf, kept in self._leaves(self.empty_level):
-            size = _num_bytes(leaf) if kept else 0
+            size = jax.eval_shape(_to_bytes, leaf).size if kept else 0
             found.append(_from_bytes(data[place : place + size], leaf) if kept else leaf)
             place += size
         level = jax.tree.unflatten(jax.tree.structure(self.empty_level), found)
@@ -314,7 +314,7 @@ class Kinetix:
     @cached_property
     def level_bytes(self) -> int:
         """Bytes that `pack` needs for a level."""
-        return sum(_num_bytes(leaf) for leaf, kept in self._leaves(self.empty_level) if kept)
+        return jax.eval_shape(self.pack, self.empty_level).size
 
     @cached_property
     def empty_level(self) -> Any:
@@ -325,12 +325,8 @@ class Kinetix:
             return jax.tree.map(np.asarray, create_empty_env(self.static_params))
 
 
-def _num_bytes(leaf: Any) -> int:
-    """Bytes of a leaf: a bit per boolean, a byte per integer (role, index, binding: all below 256), 4 per float."""
-    return {"b": -(-leaf.size // 8), "i": leaf.size, "f": 4 * leaf.size}[leaf.dtype.kind]
-
-
 def _to_bytes(x: jax.Array) -> jax.Array:
+    """A bit per boolean, a byte per integer (role, index, binding: all below 256), 4 per float."""
     if x.dtype == bool:
         return jnp.packbits(x.ravel())
     if x.dtype.kind == "i":
