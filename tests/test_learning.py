@@ -162,12 +162,6 @@ def test_a_broken_run_is_told_and_goes_on_the_next_time(stub):
     assert [run["sampled"] for run in learning.read(args.out).values()] == [40]
 
 
-def test_rows_about_seconds_come_last_and_with_all_devices(stub):
-    learning.make(Args(), learning.choose(["good", "alone"]))
-    trained = [words for words in stub() if "--evaluate" not in words]
-    assert ["--num-devices" in words for words in trained] == [True, True, False]
-
-
 def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
     names = [row.name for row in learning.choose(["breakout_ppo_*", "classic"])]
     assert names[:4] == [f"breakout_ppo_{n}" for n in (64, 512, 2048, 8192)] and "acrobot" in names
@@ -189,36 +183,6 @@ def test_statistics():
 def test_seconds_until_a_return():
     curve = [[1, 10.0, None], [2, 20.0, 10.0], [3, 30.0, 30.0], [4, 40.0, 20.0]]
     assert learning.until(curve, 20) == 25 and learning.until(curve, 5) == 20 and learning.until(curve, 31) == math.inf
-
-
-def test_the_page_says_where_we_are_below_a_reference():
-    low, high, near = (tasks.TABLE[f"{game}_ppo_64"] for game in ("breakout", "freeway", "asterix"))
-    runs = [run_of(low, seed, 20.0 + seed) for seed in range(10)]
-    runs += [run_of(high, seed, 63.0 + seed) for seed in range(5)]
-    runs += [run_of(near, seed, score) for seed, score in enumerate((12, 16, 20))]
-    page = learning.make_page(stored(*runs), "learning.png")
-    line = {game: next(x for x in page.splitlines() if x.startswith(f"| {game} ")) for game in ("Breakout", "Freeway")}
-    # 24.5 ± 2.262157 · sqrt(9.1667 / 10); the tenth percentile lies at place 0.9 of 0 to 9
-    assert (
-        "| 10 | **24.5** ± 2.2 | 24.5 | 20.9 | 25.5 | 1.5 | 69.9 (discogen's PPO) | **below the reference** |"
-        in (line["Breakout"])
-    )
-    assert line["Freeway"].endswith("| 5 | **65.0** ± 2.0 | 65.0 | – | 66.0 | 1.5 | 61.8 (discogen's PPO) | reached |")
-    assert "| 17.0 (discogen's PPO) | below the reference, within the interval |" in page
-    assert "abacus" in page and "18 runs, 2026-11-25" in page and "learning.png" not in page
-    assert "## MinAtar\n" in page and "## MinAtar with sticky actions" not in page
-    assert f"\n{len(tasks.TABLE) - 3} of the table's {len(tasks.TABLE)} rows are not run" in page
-    assert "--env-id Breakout-MinAtar --total-timesteps 10485760 --num-envs 64 --seed S --num-devices 1\n" in page
-
-
-def test_the_page_compares_with_purejaxrl_and_says_after_how_many_seconds():
-    ours, theirs = tasks.TABLE["seconds_breakout_ours"], tasks.TABLE["seconds_breakout_peer"]
-    runs = [run_of(ours, seed, score) for seed, score in enumerate((1, 2, 3))]
-    slow = [[1, 50.0, 10.0], [2, 90.0, 30.0]]
-    runs += [run_of(theirs, seed, score, curve=slow) for seed, score in enumerate((4, 6, 8))]
-    page = learning.make_page(stored(*runs), "learning.png")
-    assert "| 40: 90 s | 6.0 (PureJaxRL, 3 seeds) | below the reference, within the interval (−4.0 ± 4.2) |" in page
-    assert "| 40: –, 3 of 3 never |" in page and "(learning.png)" in page
 
 
 def test_the_page_is_written_and_checked(stub, capsys):

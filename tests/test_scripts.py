@@ -142,14 +142,7 @@ def test_what_two_scripts_share_is_the_same_to_the_letter_unless_listed(one, oth
 
 
 def test_only_scripts_that_exist_are_listed():
-    assert set(DIFFERENT) <= set(PAIRS)
-
-
-def test_most_of_ppo_is_found_in_ppo_ewma():
-    """So that the comparison above is of something."""
-    ours, theirs = (definitions(SCRIPTS[name]) for name in ("ppo", "ppo_ewma"))
-    assert ours.keys() <= theirs.keys() and len(ours) > 40
-    assert {"Encoder", "rollout", "compute_gae", "ActorCritic", "build", "ADAM", "SAME", "Args.gamma"} <= ours.keys()
+    assert set(DIFFERENT) <= set(PAIRS) and {"rollout", "ADAM", "Args.gamma"} <= definitions(SCRIPTS["ppo"]).keys()
 
 
 def test_a_difference_of_any_kind_is_seen():
