@@ -162,6 +162,12 @@ def test_a_broken_run_is_told_and_goes_on_the_next_time(stub):
     assert [run["sampled"] for run in learning.read(args.out).values()] == [40]
 
 
+def test_rows_about_seconds_come_last_and_with_all_devices(stub):
+    learning.make(Args(), learning.choose(["good", "alone"]))
+    trained = [words for words in stub() if "--evaluate" not in words]
+    assert ["--num-devices" in words for words in trained] == [True, True, False]
+
+
 def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
     names = [row.name for row in learning.choose(["breakout_ppo_*", "classic"])]
     assert names[:4] == [f"breakout_ppo_{n}" for n in (64, 512, 2048, 8192)] and "acrobot" in names
@@ -183,6 +189,18 @@ def test_statistics():
 def test_seconds_until_a_return():
     curve = [[1, 10.0, None], [2, 20.0, 10.0], [3, 30.0, 30.0], [4, 40.0, 20.0]]
     assert learning.until(curve, 20) == 25 and learning.until(curve, 5) == 20 and learning.until(curve, 31) == math.inf
+
+
+def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
+    for game, scores, told in (
+        ("breakout", 20.0 + np.arange(10), "| **below the reference** |"),  # 69.9
+        ("freeway", 63.0 + np.arange(5), "| reached |"),  # 61.8
+        ("asterix", (12, 16, 20), "| below the reference, within the interval |"),  # 17.0
+    ):
+        runs = [run_of(tasks.TABLE[f"{game}_ppo_64"], seed, float(score)) for seed, score in enumerate(scores)]
+        page = learning.make_page(stored(*runs), "learning.png")
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {game.capitalize()} "))
+        assert f"**{np.mean(scores):.1f}** ± " in line and line.endswith(told)
 
 
 def test_the_page_is_written_and_checked(stub, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import figures
-from experiments import effects, grid, paper_a_gpu, paper_b, pictures, visited
+from experiments import effects, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Data, each, together
 from experiments.effects import verdict
 
@@ -138,15 +138,6 @@ def test_arms_are_a_run_for_each_game_that_differ_as_their_keys_say():
     assert b["B3"]["control", 4] == b["BN"]["more", 4] != b["BN"]["larger", 4] == b["B1b"][4, 1] == b["B11"][4, 1]
 
 
-def test_the_paper_preset_is_the_papers():
-    (flags,) = [dict(c.flags) for c in figures.cells_of("B1a", "paper")["base"] if "Qbert" in dict(c.flags)["env_id"]]
-    expected = dict(num_envs=8, num_steps=128, update_epochs=4, num_minibatches=4, gamma=0.99, gae_lambda=0.95)
-    expected |= dict(clip_eps=0.1, learning_rate=2.5e-4, anneal_lr=True, network="nature", hidden_sizes=(512,))
-    assert expected.items() <= flags.items() and flags["total_timesteps"] == 10**8
-    _, star = (dict(cell.flags) for cell in figures.cells_of("B7", "paper")[1, 1])
-    assert (star["network"], star["hidden_sizes"], star["learning_rate"]) == ("impala", (256,), 5e-4)
-
-
 @pytest.mark.parametrize("preset", ["laptop", "gpu", "paper"])
 def test_every_game_has_a_scale_and_every_run_checkpoints_all_over(preset):
     """What is visited starts from these."""
@@ -215,14 +206,3 @@ def test_a_claim_that_needs_a_gpu_holds_where_it_is_true_and_not_where_all_runs_
     assert verdict(found) == "holds" and all(shown.panels.values()), text
     _, found, text = judged(name, "flat")
     assert verdict(found) != "holds", text
-
-
-def test_the_paper_presets_are_tables_2_3_and_4():
-    cells = figures.cells_of("11", "paper")
-    assert {key[1] for key in cells} == {2048, 8192, 65536, 2**20}
-    flags = dict(cells["s", 2**20].flags)
-    assert (flags["num_minibatches"], flags["learning_rate"], flags["num_candidates"]) == (1024, 2e-4, 4194304)
-    assert dict(cells["s", 2048].flags)["learning_rate"] == 5e-5 and "minibatch_size" not in flags
-    hand = dict(figures.cells_of("10", "paper")["SAPG", paper_a_gpu.FIXED].flags)
-    assert (hand["num_envs"], hand["minibatch_size"], hand["clip_eps"], hand["vf_coef"]) == (24576, 16384, 0.1, 4.0)
-    assert len(grid.with_sources(each(figures.cells_of("10", "paper")))) == 20

@@ -353,21 +353,6 @@ def test_solve_rates_are_told_apart_by_where_a_level_is_from():
     np.testing.assert_allclose(metrics["charts/solve_rate"], 2 / 3, rtol=1e-6)
 
 
-def test_the_sample_is_of_all_kinds_of_levels(monkeypatch):
-    """Where an update has many parts, each gives a transition or two; the first environments are the buffer's."""
-    monkeypatch.setattr(sfl_kinetix, "KL_SAMPLE", 8)
-    seen = []
-    flags = dict(num_envs=64, num_steps=1, minibatch_size=16, num_minibatches=None, num_rollout_chunks=4, num_devices=2)
-    _, _, _, programs, keys = built(search_batch=None, **flags)
-    buffer = Levels(pack(coins(p=np.full(8, 0.5), number=-1.0)), jnp.ones(8), jnp.zeros(8))
-    state = programs.init(keys)._replace(buffer=buffer)
-    for i in range(8):
-        state, _, sample = programs.update(state, programs.sample(keys, sfl_kinetix.FRESH, i))
-        seen.append(np.asarray(sample.obs["number"]).ravel())
-    seen = np.concatenate(seen)
-    assert seen.size == 8 * 8 and 0.3 < (seen < 0).mean() < 0.7
-
-
 def test_table_3_fits_and_candidates_are_rounded_up_to_whole_batches():
     for num_envs, share, asked, number, chunks, batch, candidates in (
         (2048, 0.5, 12288, 1, 1, 1024, 12288),
@@ -598,14 +583,12 @@ REFUSED = {
     "--video-levels m/arm_up": {"video_levels": ("m/arm_up",), "eval_sizes": ("s",), "capture_video": True},
     "--video-levels m/arm_up: has no effect without --capture-video": {"video_levels": ("m/arm_up",)},
     "--max-importance-ratio 2.0: has no effect without --com": {"max_importance_ratio": 2.0},
-    "--ewma-debias True: has no effect without --com": {"ewma_debias": True},
     "--compute-dtype bfloat16: has no effect without --network transformer": {
         "compute_dtype": "bfloat16", "network": "permutation-invariant",
     },
     "--learnability-steps 9: has no effect without --learnability-estimator window": {
         "learnability_estimator": "episodes",
     },
-    "--learnability-episodes 8: has no effect without --learnability-estimator episodes": {"learnability_episodes": 8},
 }  # fmt: skip
 
 
