@@ -254,12 +254,10 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes["phi"] == (3, 32) and shapes["log_std"] == (3, 2)
     assert shapes["encoder"]["Dense_0"]["kernel"] == (3 + 32, 8)
-    many = jax.random.normal(jax.random.key(1), (30, 32))
-    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1, hidden_sizes=(2,)), NARROW)
-    phi = jax.jit(initial.init)(jax.random.key(0), obs, jnp.arange(3))["params"]["phi"]
-    assert abs(float(phi.std()) - float(many.std())) < 0.1 and abs(float(phi.mean())) < 0.1
+    phi = params["params"]["phi"]  # 96 standard normal numbers
+    assert abs(phi.std() - 1) < 0.25 and abs(phi.mean()) < 0.35
     params["params"]["log_std"] = jnp.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    dist, value = network.apply(params, obs, jnp.array([2, 0, 0]))
+    dist, value = jax.jit(network.apply)(params, obs, jnp.array([2, 0, 0]))
     np.testing.assert_allclose(dist.log_std, [[0.5, 0.6], [0.1, 0.2], [0.1, 0.2]], rtol=1e-6)
     assert value[0] != value[1] == value[2]
 
@@ -267,7 +265,7 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
         dist, value = network.apply(params, obs[:2], jnp.array([1, 1]))
         return dist.log_prob(jnp.ones((2, 2))).sum() + value.sum()
 
-    grads = jax.grad(one)(params)["params"]
+    grads = jax.jit(jax.grad(one))(params)["params"]
     for name in ("phi", "log_std"):
         assert (grads[name][1] != 0).all() and not grads[name][jnp.array([0, 2])].any()
 
@@ -306,7 +304,7 @@ def test_a_rollout_counts_the_leaders_episodes_and_values_with_the_own_block_and
 
 def test_one_and_eight_devices_learn_the_same():
     """Each device has a part of every block: the same transitions, with one device block after block."""
-    space, steps, each = NARROW, 3, 6
+    space, steps = NARROW, 3
     args = replace(ARGS, num_envs=48, num_steps=steps, num_minibatches=1, minibatch_size=None, update_epochs=2)
     network = sapg.ActorCritic(args, space)
     rng = np.random.default_rng(2)
@@ -337,7 +335,7 @@ def test_one_and_eight_devices_learn_the_same():
     here = jax.tree.map(lambda x: x[:, order], t), obs[-1][order], value[-1][order]
     one = on_devices(run)(*here)
     eight = on_devices(run, 8, (P(None, "device"), P("device"), P("device")))(t, obs[-1], value[-1])
-    assert differ(one[0], params) and each * 8 == 48
+    assert differ(one[0], params)
     leaves_close(eight[0], one[0], atol=2e-5)
     leaves_close(eight[1], one[1], rtol=1e-3, atol=1e-5)
 
