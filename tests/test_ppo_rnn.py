@@ -281,7 +281,8 @@ def test_what_is_carried_into_an_update_matters(frozen):
     """Else a resumed run would be the same without it."""
     state = frozen.run(1, change=with_opinions)[0][-1]
     environments = state.environments
-    forgotten = environments._replace(cells=environments.cells._replace(reset=jnp.ones((2, 4), bool)))
+    everywhere = jax.device_put(jnp.ones((2, 4), bool), environments.cells.reset.sharding)
+    forgotten = environments._replace(cells=environments.cells._replace(reset=everywhere))
     losses = [frozen.step(s)[1]["losses/value_loss"] for s in (state, state._replace(environments=forgotten))]
     assert losses[0] != losses[1]
 
