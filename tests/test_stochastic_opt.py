@@ -70,14 +70,6 @@ def test_the_theory_is_finite_in_a_thousand_dimensions_too():
         np.testing.assert_allclose(found, np.sqrt(squares).mean(), rtol=1e-4)
 
 
-def test_the_mean_length_of_a_normal_vector():
-    """Of one, two and three standard normal numbers, where it is known; of many it is nearly sqrt(d)."""
-    known = {1: np.sqrt(2 / np.pi), 2: np.sqrt(np.pi / 2), 3: 2 * np.sqrt(2 / np.pi)}
-    for dimension, mean in known.items():
-        assert stochastic_opt.chi_mean(dimension) == pytest.approx(mean, rel=1e-12)
-    assert stochastic_opt.chi_mean(10**6) == pytest.approx(1000, rel=1e-5)
-
-
 @pytest.mark.parametrize("eta", [0.05, 0.9])
 def test_the_predicted_plateau_is_that_of_the_script_itself(eta):
     """64 seeds, the second half of 400 steps; also where a switch leads to the same learning rate."""

@@ -146,17 +146,3 @@ def test_coverage_is_that_of_the_finished_runs(runs):
     cells = {"done": (make("done", [CORNERS]),), "begun": (make("begun", [[[9.0, 9.0]]], updates=3),)}
     found = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
     assert set(found.shares) == set(found.points) == {("done", 0)} and found.shares["done", 0] == 4 / 32**2
-
-
-CLUSTERS = np.repeat(np.random.default_rng(0).integers(0, 2, (2, 50)), 30, axis=0).astype(np.float32)
-CLUSTERS = np.where(np.random.default_rng(1).random(CLUSTERS.shape) < 0.05, 1 - CLUSTERS, CLUSTERS)
-
-
-@pytest.mark.parametrize("umap", [False, True])
-def test_in_the_plane_what_is_alike_is_near(umap):
-    if umap:
-        pytest.importorskip("umap")
-    plane = visited.in_a_plane(CLUSTERS, umap)
-    a, b = plane[:30], plane[30:]
-    assert plane.shape == (60, 2) and np.isfinite(plane).all()
-    assert np.linalg.norm(a.mean(0) - b.mean(0)) > 1.5 * max(a.std(0).max(), b.std(0).max())
