@@ -13,10 +13,9 @@ from benchmarks import environments, profile_update, report
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["ppo", "pqn"])
-def test_a_worker_measures_an_update(script):
+def test_a_worker_measures_an_update():
     sizes = {"num_envs": 16, "num_minibatches": 2, "num_steps": 8, "update_epochs": 3, "total_timesteps": 10**6}
-    spec = json.dumps({"system": "ours", "script": script, "args": sizes, "updates": 3, "seconds": 0})
+    spec = json.dumps({"system": "ours", "script": "pqn", "args": sizes, "updates": 3, "seconds": 0})
     done = subprocess.run([sys.executable, ROOT / "benchmarks/measure.py", spec], capture_output=True, text=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["updates"] == 3 and measured["steps_per_second"] > 0 and measured["peak_bytes"] > 0

@@ -181,53 +181,6 @@ def test_the_figures_and_their_presets():
     assert all({"gpu", "paper"} <= {*figure.presets} for name, figure in figures.FIGURES.items() if name not in bowls)
 
 
-def test_figures_share_their_runs():
-    """One that repeats another one's claim has its runs; the recipes are one run at the base; figure 8 has no runs of
-    its own and counts none twice."""
-    for name, figure in figures.FIGURES.items():
-        for preset in figure.presets if figure.repeats else ():
-            assert figures.cells_of(name, preset) == figures.cells_of(figure.repeats, preset)
-    of_length = dict(total_timesteps=0, log_every=0, checkpoint_every=0)
-    alike = lambda c: (c.script, str(sorted((dict(c.flags) | of_length).items())))  # noqa: E731
-    for p in PRESETS.values():
-        names = {key: cell.name for key, cell in FIGURES["9"].cells(p).items()}
-        assert len({name for (_, envs), name in names.items() if envs == p.base["num_envs"]}) == 1
-        assert len(set(names.values())) == len(names) - 2
-        cells = {name: FIGURES[name].cells(p) for name in ("5a", "5b", "6a", "6b", "12a", "8")}
-        ours = [alike(c) for c in cells.pop("8").values()]
-        assert len(ours) == len(set(ours)) and set(ours) == {alike(c) for of in cells.values() for c in of.values()}
-
-
-def test_a_run_is_the_same_dot_however_often_it_logs(tmp_path):
-    """Two lines of 2,048 steps each, or one of 4,096 with their means."""
-    rng, dots = np.random.default_rng(0), []
-    ddr, returns = rng.uniform(1e4, 1e6, (2, 64, 2))
-    for every in (1, 2):
-        cell = Cell("ppo", f"every-{every}", (("num_seeds", 2),), 64, None, 0)
-        kept = {"outer/ddr": ddr, "charts/episodic_return": returns}
-        pooled = {key: values.reshape(64 // every, every, 2).mean(1) for key, values in kept.items()}
-        lines = [
-            {"update": i * every, "global_step": 2048 * i * every} | {k: v[i - 1].tolist() for k, v in pooled.items()}
-            for i in range(1, 64 // every + 1)
-        ]
-        write_run(tmp_path, cell, lines)
-        dots.append(paper_a.up_to(Data(LAPTOP, tmp_path), cell, 40 * 2048, 4096))
-    np.testing.assert_allclose(*dots)
-    means = returns[:40].reshape(20, 2, 2).mean(1)
-    best = np.max([means[max(0, i - 3) : i + 1].mean(0) for i in range(20)], axis=0)
-    np.testing.assert_allclose(dots[0][:, 0], np.exp(np.median(np.log(ddr[:40].reshape(20, 2, 2).mean(1)), 0)))
-    np.testing.assert_allclose(dots[0][:, 1], (best - LAPTOP.low) / (LAPTOP.high - LAPTOP.low))
-
-
-def test_the_paper_preset_is_table_2():
-    args = args_of(FIGURES["5a"].cells(PRESETS["paper"])[512.0])
-    assert (args.gamma, args.gae_lambda, args.num_steps, args.update_epochs, args.clip_eps) == (0.995, 0.9, 256, 8, 0.2)
-    assert (args.max_grad_norm, args.clip_vloss, args.vf_coef, args.ent_coef) == (0.5, True, 0.5, 0.01)
-    assert (args.num_envs, args.learning_rate, args.num_minibatches) == (2048, 3e-4, 32)
-    assert (args.hidden_sizes, args.com, args.env_id) == ((256, 256, 256), 512, "kinetix/locomotion")
-    assert 0.99e9 < args.total_timesteps < 1.1e9 and args.num_seeds == 5 and not args.anneal_lr
-
-
 # What runs have logged
 
 
@@ -249,12 +202,11 @@ def test_a_score_is_0_for_a_random_policy_and_1_for_the_best(tmp_path):
     np.testing.assert_array_equal(data.part(cell, "charts/episodic_return", 0.9, 1.0), values[18:])
     np.testing.assert_allclose(data.final(cell), [1.0, 0.25])
     np.testing.assert_allclose(data.gain(cell), [1.0 - 0.25, 0.25 - 1.0])
-
-
-def test_a_single_seed_is_scored_like_many(tmp_path):
-    for lines in (20, 2):  # of 2, one is in the last tenth
-        cell, data = small_run(tmp_path, [-675.0] * lines, updates=lines, seeds=1, name=f"of-{lines}")
-        np.testing.assert_allclose(data.final(cell), [0.5])
+    cell, data = small_run(tmp_path, [-675.0] * 2, updates=2, seeds=1, name="one seed, one line in the last tenth")
+    np.testing.assert_allclose(data.final(cell), [0.5])
+    lines = [[-150.0, -150.0]] * 19 + [[-150.0, None]]  # no episode ended, but the seed is well
+    cell, data = small_run(tmp_path, lines, norms=[[1.0, 1.0]] * 20, name="a gap")
+    np.testing.assert_array_equal(data.final(cell), [1.0, 1.0])
 
 
 def test_a_mean_of_logarithms_is_that_of_the_geometric_mean(tmp_path):
@@ -269,11 +221,6 @@ def test_a_seed_that_diverged_is_a_random_policy(tmp_path, norm, scores):
     cell, data = small_run(tmp_path, [[-150.0] * 2] * 12 + [returns] * 8, norms=[[1.0] * 2] * 12 + [norm] * 8)
     np.testing.assert_array_equal(data.final(cell), scores)
     np.testing.assert_array_equal(data.diverged(cell), [x is None for x in norm])
-
-
-def test_a_seed_without_a_finished_episode_in_a_line_is_scored_by_its_others(tmp_path):
-    cell, data = small_run(tmp_path, [[-150.0, -150.0]] * 19 + [[-150.0, None]], norms=[[1.0, 1.0]] * 20)
-    np.testing.assert_array_equal(data.final(cell), [1.0, 1.0])
 
 
 def sparse_run(folder, evaluations, norms=()):
@@ -313,17 +260,6 @@ def test_unfinished_and_missing_runs_have_no_score(tmp_path):
         for value in (data.final(cell), data.gain(cell), data.log_mean(cell, "outer/kl")):
             assert value.shape == (1,) and np.isnan(value).all()
     assert len(data.curve(missing, "outer/kl")[0]) == 0 and len(data.curve(unfinished, "charts/episodic_return")[0])
-
-
-def test_a_short_curve_is_drawn_as_it_is_and_a_long_one_smoothed(tmp_path):
-    spike = [[0.0, 0.0]] * 31 + [[1.0, 0.0]] + [[0.0, 0.0]] * 31  # 63 lines
-    cell, data = small_run(tmp_path, spike, updates=63)
-    x, y = data.curve(cell, "charts/episodic_return")
-    np.testing.assert_array_equal(x, 2048 * np.arange(1, 64))
-    np.testing.assert_array_equal(y, spike)
-    cell, data = small_run(tmp_path, [*spike, [0.0, 0.0]], updates=64, name="long")
-    _, y = data.curve(cell, "charts/episodic_return")
-    assert y.shape == (64, 2) and y[:, 0].max() == 0.5 and y.sum() == 1  # over two lines
 
 
 def test_a_continued_run_is_drawn_after_its_source(tmp_path):
@@ -372,9 +308,7 @@ def level(flags, t):
 
 
 def model_lines(cell, world, seeds, rng):
-    """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides; learning:
-    three quarters of the time of eight epochs are theirs; climbing: too large a step ends low, but is still rising;
-    half: a COM raised half-way leaves the plateau and comes half of the way."""
+    """40 lines of a run. world: true; flat: all runs are alike, but for the speed, which the recipe decides."""
     flags, lines = dict(cell.flags) | ({"anneal_lr": True} if cell.source else {}), []
     per_update = 1 if cell.script == "stochastic_opt" else flags["num_envs"] * flags["num_steps"]
     noisy = lambda x: (x * (1 + 0.01 * rng.standard_normal(seeds))).tolist()  # noqa: E731
@@ -390,15 +324,9 @@ def model_lines(cell, world, seeds, rng):
             weak = flags.get("com", 512) <= 8
             shrunk = 1.0 if weak else 0.05
             speed = 1000.0
-            if world == "climbing" and score < 0.5 and (weak or flags.get("clip_eps", 0.0) >= 0.6):
-                score = 0.1 + 0.4 * t
-            if world == "half" and cell.source is not None and dict(cell.source.flags)["com"] == 8 and not weak:
-                score = 0.65
             if world == "flat":
                 score, ddr, shrunk = 0.5, 2.0, 1.0
                 speed = 100.0 if flags.get("scaling") == "more-minibatches" else 1000.0
-            if world == "learning":
-                speed = 1000.0 / (2 + 6 * flags["update_epochs"] / 8) / (1 + flags["num_envs"] // 32)
             line["charts/episodic_return"] = (-1200 + 1050 * (score + 0.01 * rng.standard_normal(seeds))).tolist()
             line |= {"outer/grad_norm": noisy(shrunk), "outer/kl": noisy(shrunk), "outer/ddr": noisy(10.0**ddr)}
             line["charts/SPS"] = int(speed * (1 + 0.01 * rng.standard_normal()))
@@ -438,31 +366,10 @@ def judged(name, world, seeds):
 
 
 @pytest.mark.parametrize("name", AT_HOME)
-def test_a_claim_holds_where_it_is_true(name):
-    found, checks = judged(name, "true", 10)
-    assert found == "holds", checks
-
-
-@pytest.mark.parametrize("name", AT_HOME)
-def test_a_claim_does_not_hold_where_all_runs_are_alike(name):
-    found, checks = judged(name, "flat", 10)
-    assert found == "does not hold", checks
-
-
-@pytest.mark.parametrize("name, world", [(n, "climbing") for n in ("1a", "2b", "2c", "5a", "5b")] + [("3a", "half")])
-def test_a_claim_does_not_hold_where_one_part_of_it_is_false(name, world):
-    """That it is a plateau, and that the cure leads to the other COM's own level."""
-    found, checks = judged(name, world, 10)
-    wrong = [line for line in checks.splitlines() if line.endswith("does not hold")]
-    assert found == "does not hold" and len(wrong) == 1, checks
-    assert ("gain in the second half" if world == "climbing" else "--com 512 (from 8) less") in wrong[0]
-
-
-def test_a_claim_on_sampling_is_not_applicable_where_learning_takes_the_time():
-    """Of eight epochs' time half the epochs save 3/8: log10(8 / 5)."""
-    found, checks = judged("13", "learning", 5)
-    assert found == "not applicable", checks
-    assert "half the epochs less --scaling more-minibatches --num-envs 32: 0.2" in checks
+def test_a_claim_holds_where_it_is_true_and_does_not_where_all_runs_are_alike(name):
+    for world, outcome in (("true", "holds"), ("flat", "does not hold")):
+        found, checks = judged(name, world, 10)
+        assert found == outcome, checks
 
 
 @pytest.mark.parametrize("name", AT_HOME)
@@ -506,21 +413,15 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, writt
         summary = read(tmp_path / f"new/fig_{name}.json")
         assert (summary["verdict"], summary["not_finished"]) == ("holds", [])
         assert summary["command"].startswith(f"python figures.py {name} --preset laptop --runs-dir ")
-        assert f"figure {name}: {FIGURES[name].claim}" in out and f"  holds ({tmp_path}/new/fig_{name}.png)" in out
+        assert f"  holds ({tmp_path}/new/fig_{name}.png)" in out
         assert (tmp_path / f"new/fig_{name}.png").read_bytes().startswith(b"\x89PNG")
     summary = read(tmp_path / "new/fig_5a.json")
     assert summary["rules were committed in"] == [] and len(summary["effects"]) == 5
     assert {effect["outcome"] for effect in summary["effects"]} == {"holds"}
-    for effect in summary["effects"]:
-        assert effect["low"] <= effect["estimate"] <= effect["high"] and effect["what"] in out
-        a, b = (np.array(sample, float) for sample in effect["samples"])
-        test = scipy.stats.ttest_ind(a, b, equal_var=False) if b.ndim else scipy.stats.ttest_1samp(a, b)
-        interval = np.array(test.confidence_interval(0.95)) - (0 if b.ndim else b)
-        np.testing.assert_allclose([effect["low"], effect["high"]], interval, atol=1e-4, rtol=1e-3)
+    assert all(effect["low"] <= effect["estimate"] <= effect["high"] for effect in summary["effects"])
     assert summary["effects"][2]["what"] == "final score, --com 512 less --com 8"
     assert summary["effects"][2]["above"] == 0.1 and abs(summary["effects"][2]["estimate"] - 0.5) < 0.02
     (run,) = [run for run in summary["runs"].values() if "--com 512.0" in run["command"]]
-    assert run["command"].startswith("python ppo_ewma.py --env-id Pendulum-v1")
     assert run["machine"] == {"cpu": "a toaster"} and (run["git_commit"], run["jax"]) == ("abc", "1.2.3")
     assert len(run["final"]) == 10 and abs(np.mean(run["final"]) - (-1200 + 1050 * 0.9)) < 10
     assert len(run["curve"]["step"]) == len(run["curve"]["ci95"]) == 40
@@ -539,12 +440,10 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
 
 def test_a_results_folder_that_cannot_be_written_is_told_before_the_runs(monkeypatch, capsys, tmp_path, in_root):
     monkeypatch.setattr(grid, "run_missing", lambda *_: pytest.fail("ran something"))
-    monkeypatch.setattr(figures.os, "access", lambda path, mode: "mine" not in str(path))
-    for folder, why in (("/proc/none", "No such file or directory"), (tmp_path / "mine", "no permission")):
-        with pytest.raises(SystemExit) as exit:
-            call(monkeypatch, "3b", "--runs-dir", tmp_path / "runs", "--results-dir", folder)
-        said = f"figures.py: error: --results-dir {folder}: cannot write there ({why})\n"
-        assert exit.value.code == 2 and capsys.readouterr().err == said
+    with pytest.raises(SystemExit) as exit:
+        call(monkeypatch, "3b", "--runs-dir", tmp_path / "runs", "--results-dir", "/proc/none")
+    said = "figures.py: error: --results-dir /proc/none: cannot write there (No such file or directory)\n"
+    assert exit.value.code == 2 and capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
@@ -592,10 +491,11 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, t
 
 
 def test_only_runs_that_run_and_draws_nothing(monkeypatch, tmp_path, in_root):
-    asked = []
+    """Folders are those of the user, wherever the scripts are."""
+    asked, cells = [], laptop_cells("3a")
     monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: asked.append((cells, folder)) or [])
-    cells = laptop_cells("3a")
-    call(monkeypatch, "3a", "--only", cells[1].name, "--runs-dir", tmp_path / "runs", "--results-dir", tmp_path / "new")
+    monkeypatch.chdir(tmp_path)
+    call(monkeypatch, "3a", "--only", cells[1].name, "--runs-dir", "runs", "--results-dir", "new")
     assert asked == [([cells[1]], tmp_path / "runs/laptop")] and not (tmp_path / "new").exists()
 
 
@@ -610,21 +510,6 @@ def test_a_task_of_the_slurm_array_runs_one_run_of_the_same_figures(monkeypatch,
         assert Path(words[1]).name == "figures.py" and args.only == cell.name
         assert (args.figures, args.preset, args.runs_dir) == (("1a", "3a"), "paper", str(tmp_path))
     assert "1a 3a --preset paper" in capsys.readouterr().err
-
-
-def test_folders_are_those_of_the_user(monkeypatch, tmp_path, in_root):
-    monkeypatch.chdir(tmp_path)
-    call(monkeypatch, "3b", "--launch", "none", "--runs-dir", "mine", "--results-dir", "new")
-    assert (tmp_path / "new/fig_3b.png").exists() and read(tmp_path / "new/fig_3b.json")["verdict"] == "open"
-
-
-def test_a_dry_run_prints_a_command_for_each_seed_on_the_host(monkeypatch, tmp_path, capsys, in_root):
-    call(monkeypatch, "B7", "--preset", "paper", "--dry-run", "--runs-dir", tmp_path / "runs")
-    out, err = capsys.readouterr()
-    runs = [run for cell in each(figures.cells_of("B7", "paper")) for run in cell.parts]
-    assert out.splitlines() == [shlex.join(grid.command(c, tmp_path / "runs/paper")) for c in runs]
-    assert "50 of 50 runs are missing" in err and "--env-id envpool/BigfishHard-v0" in out
-    assert all("--num-seeds 1 " in line for line in out.splitlines())
 
 
 def test_all_means_every_figure_of_the_preset():

@@ -41,19 +41,16 @@ def test_flops_and_bytes_of_a_loop(tree):
     assert tree.parts[0].bytes == touched
 
 
+def test_a_report_is_per_minibatch_and_per_step_of_the_environment():
+    info = {"command": "ppo.py", "target": "an H100", "compile_s": 1.0, "xla_flags": "", "memory_mb": {}}
+    found = gpu_compile.report(gpu_compile.Program(TEXT), info, gpu_compile.Assumed())
+    assert (found["per_minibatch"], found["per_environment_step"]) == (5, 1 + 2 * 2)
+    assert found["launch_bound_ms"] == pytest.approx(23 * 2.5e-3, abs=0.05)
+
+
 def test_a_branch_counts_as_the_longer_one():
     kernels = gpu_compile.Counter
     branches = [gpu_compile.Loop("branch", 1, kernels(a=n), 0, 0, 0.0, []) for n in (5, 1)]
     choice = gpu_compile.Loop("rollout", 1, kernels(), 0, 0, 0.0, branches, looks=1)
     steps = gpu_compile.Loop("rollout", 32, kernels(a=2), 0, 0, 0.0, [choice])
     assert steps.total()[::4] == (32 * 7, 32)
-
-
-def test_a_report_names_its_assumptions():
-    info = {"command": "ppo.py", "target": "an H100", "compile_s": 1.0, "xla_flags": "", "memory_mb": {}}
-    info["memory_mb"] = {"arguments": 1.0, "temporary": 2.0}
-    found = gpu_compile.report(gpu_compile.Program(TEXT), info, gpu_compile.Assumed())
-    assert (found["per_minibatch"], found["per_environment_step"]) == (5, 1 + 2 * 2)
-    assert found["launch_bound_ms"] == pytest.approx(23 * 2.5e-3, abs=0.05)
-    text = gpu_compile.show(found)
-    assert "2.5 us each" in text and "60.0 TFLOP/s" in text and "5 per minibatch" in text

@@ -93,9 +93,12 @@ def stored(*runs):
 
 
 def test_every_row_is_a_command_that_its_script_takes():
-    for row in tasks.TABLE.values():
+    """Parsing takes long: once for each script and choice of flags."""
+    flags_of = lambda row: [word for word in row.flags.split() if word.startswith("--")]  # noqa: E731
+    for row in {(row.script, *flags_of(row)): row for row in tasks.TABLE.values()}.values():
         cell = learning.make_cell(row, 7)
         assert cell.num_updates > 0 and dict(cell.flags)["seed"] == ("7",), row.name
+    for row in tasks.TABLE.values():
         assert (ROOT / row.script).is_file() and row.group in tasks.GROUPS
         assert not row.against or row.against in tasks.TABLE
     assert len({(r.command(0), r.alone) for r in tasks.TABLE.values()}) == len(tasks.TABLE)
@@ -191,34 +194,16 @@ def test_seconds_until_a_return():
     assert learning.until(curve, 20) == 25 and learning.until(curve, 5) == 20 and learning.until(curve, 31) == math.inf
 
 
-def test_the_page_says_where_we_are_below_a_reference():
-    low, high, near = (tasks.TABLE[f"{game}_ppo_64"] for game in ("breakout", "freeway", "asterix"))
-    runs = [run_of(low, seed, 20.0 + seed) for seed in range(10)]
-    runs += [run_of(high, seed, 63.0 + seed) for seed in range(5)]
-    runs += [run_of(near, seed, score) for seed, score in enumerate((12, 16, 20))]
-    page = learning.make_page(stored(*runs), "learning.png")
-    line = {game: next(x for x in page.splitlines() if x.startswith(f"| {game} ")) for game in ("Breakout", "Freeway")}
-    # 24.5 ± 2.262157 · sqrt(9.1667 / 10); the tenth percentile lies at place 0.9 of 0 to 9
-    assert (
-        "| 10 | **24.5** ± 2.2 | 24.5 | 20.9 | 25.5 | 1.5 | 69.9 (discogen's PPO) | **below the reference** |"
-        in (line["Breakout"])
-    )
-    assert line["Freeway"].endswith("| 5 | **65.0** ± 2.0 | 65.0 | – | 66.0 | 1.5 | 61.8 (discogen's PPO) | reached |")
-    assert "| 17.0 (discogen's PPO) | below the reference, within the interval |" in page
-    assert "abacus" in page and "18 runs, 2026-11-25" in page and "learning.png" not in page
-    assert "## MinAtar\n" in page and "## MinAtar with sticky actions" not in page
-    assert f"\n{len(tasks.TABLE) - 3} of the table's {len(tasks.TABLE)} rows are not run" in page
-    assert "--env-id Breakout-MinAtar --total-timesteps 10485760 --num-envs 64 --seed S --num-devices 1\n" in page
-
-
-def test_the_page_compares_with_purejaxrl_and_says_after_how_many_seconds():
-    ours, theirs = tasks.TABLE["seconds_breakout_ours"], tasks.TABLE["seconds_breakout_peer"]
-    runs = [run_of(ours, seed, score) for seed, score in enumerate((1, 2, 3))]
-    slow = [[1, 50.0, 10.0], [2, 90.0, 30.0]]
-    runs += [run_of(theirs, seed, score, curve=slow) for seed, score in enumerate((4, 6, 8))]
-    page = learning.make_page(stored(*runs), "learning.png")
-    assert "| 40: 90 s | 6.0 (PureJaxRL, 3 seeds) | below the reference, within the interval (−4.0 ± 4.2) |" in page
-    assert "| 40: –, 3 of 3 never |" in page and "(learning.png)" in page
+def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
+    for game, scores, told in (
+        ("breakout", 20.0 + np.arange(10), "| **below the reference** |"),  # 69.9
+        ("freeway", 63.0 + np.arange(5), "| reached |"),  # 61.8
+        ("asterix", (12, 16, 20), "| below the reference, within the interval |"),  # 17.0
+    ):
+        runs = [run_of(tasks.TABLE[f"{game}_ppo_64"], seed, float(score)) for seed, score in enumerate(scores)]
+        page = learning.make_page(stored(*runs), "learning.png")
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {game.capitalize()} "))
+        assert f"**{np.mean(scores):.1f}** ± " in line and line.endswith(told)
 
 
 def test_the_page_is_written_and_checked(stub, capsys):

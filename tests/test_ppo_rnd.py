@@ -84,30 +84,24 @@ def normalised_rewards(recorded):
     return found, ends
 
 
-def test_intrinsic_rewards_are_divided_by_the_std_of_their_discounted_sums_over_time(recorded):
-    """By a double loop over the time of each environment, from the run's first step and over the ends of episodes.
-    Chunks and updates go on with the returns and the statistics."""
+def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_weights(recorded):
+    """Intrinsic rewards are divided by the deviation of their discounted sums over time, by a double loop over the time
+    of each environment from the run's first step: over the ends of episodes, over chunks and updates. So are their
+    returns, while the extrinsic ones end with the episode."""
     assert all((t.terminated | t.truncated).any() for t, _ in recorded.rollouts)
-    expected, ends = normalised_rewards(recorded)
-    assert max(reward.max() for reward in expected) < 10
+    rewards, ends = normalised_rewards(recorded)
+    assert max(reward.max() for reward in rewards) < 10
     np.testing.assert_allclose(recorded.states[-1].environments.int_return, ends, rtol=1e-4)
-    for (t, last_value), batch, reward in zip(recorded.rollouts, recorded.batches, expected, strict=True):
-        endless = np.zeros_like(t.terminated)
-        stream = t._replace(reward=reward, value=t.value[..., 1], terminated=endless, truncated=endless)
-        advantage = mean_of_n_step_returns(stream, last_value[:, 1], 0.99, 0.95)
-        np.testing.assert_allclose(batch.target[:, 1].reshape(8, 4), advantage + t.value[..., 1], rtol=1e-3, atol=1e-4)
-
-
-def test_the_two_advantages_end_with_the_episode_or_do_not_and_are_added_with_their_weights(recorded):
-    rewards, _ = normalised_rewards(recorded)
     for (t, last_value), batch, reward in zip(recorded.rollouts, recorded.batches, rewards, strict=True):
         endless = np.zeros_like(t.terminated)
         stream = t._replace(reward=reward, value=t.value[..., 1], terminated=endless, truncated=endless)
         intrinsic = mean_of_n_step_returns(stream, last_value[:, 1], 0.99, 0.95)
-        ends = t._replace(value=t.value[..., 0], final_value=t.final_value[..., 0])
-        extrinsic = mean_of_n_step_returns(ends, last_value[:, 0], 0.999, 0.95)
-        np.testing.assert_allclose(batch.advantage.reshape(8, 4), 2 * extrinsic + intrinsic, rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(batch.target[:, 0].reshape(8, 4), extrinsic + t.value[..., 0], rtol=1e-3, atol=1e-3)
+        extrinsic = t._replace(value=t.value[..., 0], final_value=t.final_value[..., 0])
+        extrinsic = mean_of_n_step_returns(extrinsic, last_value[:, 0], 0.999, 0.95)
+        close = lambda x, y, atol: np.testing.assert_allclose(x.reshape(8, 4), y, rtol=1e-3, atol=atol)  # noqa: E731
+        close(batch.target[:, 1], intrinsic + t.value[..., 1], 1e-4)
+        close(batch.target[:, 0], extrinsic + t.value[..., 0], 1e-3)
+        close(batch.advantage, 2 * extrinsic + intrinsic, 1e-3)
 
 
 def test_a_constant_extrinsic_critic_does_not_move_the_intrinsic_targets(recorded):

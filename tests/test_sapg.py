@@ -1,6 +1,5 @@
 """sapg.py: with one block it is ppo.py; relabelled rows, weights and returns against loops in NumPy."""
 
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -17,9 +16,8 @@ import ppo
 import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
-from common.run import arguments, plots
+from common.run import arguments
 from common.run.arguments import UsageError, parse
-from common.run.command import main as run_main
 
 FLAGS = dict(
     num_envs=12, num_steps=4, total_timesteps=48 * 3, num_minibatches=2, hidden_sizes=(8,), num_devices=1,
@@ -144,7 +142,6 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 16384", (14, 16384)),
         ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 98304", (2, 114688)),
         ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048", (5, 2048)),
         ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048 --num-rollout-chunks 2", (2, 2560)),
@@ -257,12 +254,10 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
     shapes = jax.tree.map(jnp.shape, params["params"])
     assert shapes["phi"] == (3, 32) and shapes["log_std"] == (3, 2)
     assert shapes["encoder"]["Dense_0"]["kernel"] == (3 + 32, 8)
-    many = jax.random.normal(jax.random.key(1), (30, 32))
-    initial = sapg.ActorCritic(sapg.Args(num_envs=120, num_blocks=30, num_minibatches=1, hidden_sizes=(2,)), NARROW)
-    phi = jax.jit(initial.init)(jax.random.key(0), obs, jnp.arange(3))["params"]["phi"]
-    assert abs(float(phi.std()) - float(many.std())) < 0.1 and abs(float(phi.mean())) < 0.1
+    phi = params["params"]["phi"]  # 96 standard normal numbers
+    assert abs(phi.std() - 1) < 0.25 and abs(phi.mean()) < 0.35
     params["params"]["log_std"] = jnp.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    dist, value = network.apply(params, obs, jnp.array([2, 0, 0]))
+    dist, value = jax.jit(network.apply)(params, obs, jnp.array([2, 0, 0]))
     np.testing.assert_allclose(dist.log_std, [[0.5, 0.6], [0.1, 0.2], [0.1, 0.2]], rtol=1e-6)
     assert value[0] != value[1] == value[2]
 
@@ -270,14 +265,13 @@ def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of
         dist, value = network.apply(params, obs[:2], jnp.array([1, 1]))
         return dist.log_prob(jnp.ones((2, 2))).sum() + value.sum()
 
-    grads = jax.grad(one)(params)["params"]
+    grads = jax.jit(jax.grad(one))(params)["params"]
     for name in ("phi", "log_std"):
         assert (grads[name][1] != 0).all() and not grads[name][jnp.array([0, 2])].any()
 
 
-@pytest.fixture(scope="module")
-def played():
-    """Rollouts of 24 Counters that end after 1 to 9 steps or are cut after 5, on two devices."""
+def test_a_rollout_counts_the_leaders_episodes_and_values_with_the_own_block_and_the_leaders():
+    """24 Counters that end after 1 to 9 steps or are cut after 5, on two devices."""
     args = sapg.Args(**FLAGS | dict(num_envs=24, num_steps=12, total_timesteps=24 * 12), num_blocks=3)
     env = envs.VectorEnv(Counter(ends=tuple(range(1, 10)), limit=5), 12)
 
@@ -293,31 +287,16 @@ def played():
         return t, last_value, sums
 
     out = P(None, "device"), P("device"), P()
-    return jax.device_get(on_devices(run, 2, P(), out)(jax.random.key(3)))
-
-
-def test_only_the_leaders_episodes_are_counted(played):
-    t, _, sums = played
+    t, last_value, sums = jax.device_get(on_devices(run, 2, P(), out)(jax.random.key(3)))
     assert (t.block == np.tile(np.repeat(np.arange(3), 4), 2)).all()
-    lengths, everyone = [], 0
-    for column in range(24):
-        begun = 0
-        for step in range(12):
-            if t.terminated[step, column] or t.truncated[step, column]:
-                everyone += 1
-                if t.block[0, column] == 2:
-                    lengths.append(step + 1 - begun)
-                begun = step + 1
-    np.testing.assert_allclose(sums[:3], [len(lengths), sum(lengths), sum(lengths)])  # each step's reward is 1
-    assert 0 < len(lengths) < everyone
-
-
-def test_values_are_those_of_the_own_block_and_final_ones_also_the_leaders(played):
-    t, last_value, _ = played
+    ended = t.terminated | t.truncated
+    lengths = (t.obs[..., 0] + 1)[ended & (t.block == 2)]
+    np.testing.assert_allclose(sums[:3], [len(lengths), lengths.sum(), lengths.sum()])  # each step's reward is 1
+    assert 0 < len(lengths) < ended.sum() and t.truncated.any()
     np.testing.assert_allclose(t.value, 100 * t.block + t.obs[..., 0])
     np.testing.assert_allclose(t.final_value, np.where(t.truncated, 100 * t.block + 5, 0))
     np.testing.assert_allclose(t.leader_final_value, np.where(t.truncated, 200 + 5, 0))
-    assert t.truncated.any() and (last_value // 100 == t.block[0]).all()
+    assert (last_value // 100 == t.block[0]).all()
 
 
 # Devices
@@ -325,7 +304,7 @@ def test_values_are_those_of_the_own_block_and_final_ones_also_the_leaders(playe
 
 def test_one_and_eight_devices_learn_the_same():
     """Each device has a part of every block: the same transitions, with one device block after block."""
-    space, steps, each = NARROW, 3, 6
+    space, steps = NARROW, 3
     args = replace(ARGS, num_envs=48, num_steps=steps, num_minibatches=1, minibatch_size=None, update_epochs=2)
     network = sapg.ActorCritic(args, space)
     rng = np.random.default_rng(2)
@@ -356,7 +335,7 @@ def test_one_and_eight_devices_learn_the_same():
     here = jax.tree.map(lambda x: x[:, order], t), obs[-1][order], value[-1][order]
     one = on_devices(run)(*here)
     eight = on_devices(run, 8, (P(None, "device"), P("device"), P("device")))(t, obs[-1], value[-1])
-    assert differ(one[0], params) and each * 8 == 48
+    assert differ(one[0], params)
     leaves_close(eight[0], one[0], atol=2e-5)
     leaves_close(eight[1], one[1], rtol=1e-3, atol=1e-5)
 
@@ -389,11 +368,24 @@ def test_whole_updates_on_eight_devices():
 # Flags, and whole runs
 
 
-def test_sizes_that_do_not_divide_are_one_line():
-    with pytest.raises(UsageError, match=r"--num-envs 64: must be a multiple of --num-blocks .* = 6; 66 would"):
-        sapg.Args(num_envs=64)
-    with pytest.raises(UsageError, match=r"--num-blocks \* --num-rollout-chunks = 12; 24 would"):
-        sapg.Args(num_envs=18, num_rollout_chunks=2)
+def test_what_cannot_work_is_one_line():
+    for flags, said in (
+        (dict(num_envs=64), r"--num-envs 64: must be a multiple of --num-blocks .* = 6; 66 would"),
+        (dict(num_envs=18, num_rollout_chunks=2), r"--num-blocks \* --num-rollout-chunks = 12; 24 would"),
+        # Of 16 chunks of 4 epochs the rate would be adapted 64 times, most often to what others had moved.
+        (
+            dict(adaptive_lr_kl=0.016, num_rollout_chunks=16),
+            r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$",
+        ),
+    ):
+        with pytest.raises(UsageError, match=said):
+            sapg.Args(**flags)
+    low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
+    args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
+    build(sapg, Noise(Box(-high, high)), args)
+    for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
+        with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
+            build(sapg, Noise(space), args)
 
 
 def test_the_leader_is_evaluated(tmp_path):
@@ -416,32 +408,6 @@ def test_the_leader_is_evaluated(tmp_path):
     each = [network.apply(params, sapg.statistics.normalise(obs, stats), jnp.full(5, b))[0].logits for b in range(3)]
     np.testing.assert_allclose(played, each[2], rtol=1e-5)
     assert all(abs(played - other).max() > 0.1 for other in each[:2])
-
-
-def test_a_run_evaluates_the_leader_and_films_it(tmp_path):
-    flags = CARTPOLE.replace("--num-eval-episodes 0", "--num-eval-episodes 4 --num-blocks 2 --num-seeds 2").split()
-    first = call(sapg, tmp_path, *flags, "--total-timesteps", 96, "--capture-video", "--run-name", "first")
-    assert (first.path / "videos/final_policy.gif").exists()
-    lines = plots.read_lines(first.path)
-    assert all("sapg/approx_kl" in line for line in lines if "losses/value_loss" in line)
-    with pytest.MonkeyPatch.context() as patch:
-        flags = ("--evaluate", first.path, "--num-eval-episodes", 4, "--runs-dir", tmp_path, "--run-name", "again")
-        patch.setattr(sys, "argv", ["sapg.py", *map(str, flags)])
-        run_main(sapg.train, sapg.Args)
-    (again,) = plots.read_lines(tmp_path / "again")
-    (told,) = (line for line in lines if "eval/episodic_return" in line)
-    assert {key: again[key] for key in told if key.startswith("eval/")} == {
-        key: value for key, value in told.items() if key.startswith("eval/")
-    }
-
-
-def test_the_bounds_loss_is_for_actions_between_minus_one_and_one():
-    low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
-    args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
-    build(sapg, Noise(Box(-high, high)), args)
-    for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
-        with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
-            build(sapg, Noise(space), args)
 
 
 # --adaptive-lr-kl, against a replay epoch by epoch
@@ -520,10 +486,3 @@ def test_epochs_that_were_stopped_do_not_change_the_learning_rate(epochs):
     # The first epoch's KL is 0, the second's is above both.
     assert metrics["outer/epochs"] == 2
     np.testing.assert_allclose(metrics["charts/learning_rate"], 1e-3, rtol=1e-6)
-
-
-def test_an_adaptive_learning_rate_is_refused_in_chunks():
-    """Of 16 chunks of 4 epochs the rate would be adapted 64 times in an update, most often to what others had moved."""
-    said = r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$"
-    with pytest.raises(UsageError, match=said):
-        sapg.Args(adaptive_lr_kl=0.016, num_rollout_chunks=16)

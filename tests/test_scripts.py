@@ -142,28 +142,7 @@ def test_what_two_scripts_share_is_the_same_to_the_letter_unless_listed(one, oth
 
 
 def test_only_scripts_that_exist_are_listed():
-    assert set(DIFFERENT) <= set(PAIRS)
-
-
-def test_most_of_ppo_is_found_in_ppo_ewma():
-    """So that the comparison above is of something."""
-    ours, theirs = (definitions(SCRIPTS[name]) for name in ("ppo", "ppo_ewma"))
-    assert ours.keys() <= theirs.keys() and len(ours) > 40
-    assert {"Encoder", "rollout", "compute_gae", "ActorCritic", "build", "ADAM", "SAME", "Args.gamma"} <= ours.keys()
-
-
-def test_a_difference_of_any_kind_is_seen():
-    text = 'X = 1\nclass Args:\n    a: int = 0\n    """A."""\n    b: int = 1\ndef f(x):\n    """F."""\n    return x\n'
-    for old, new, name in (
-        ("return x", "return -x", "f"),
-        ('"""F."""', '"""G."""', "f"),
-        ("X = 1", "X = 2", "X"),
-        ("a: int = 0", "a: float = 0", "Args.a"),
-        ("a: int = 0", "a: int = 1", "Args.a"),
-        ('"""A."""', '"""B."""', "Args.a"),
-    ):
-        assert unequal(ast.parse(text), ast.parse(text.replace(old, new))) == {name}
-    assert unequal(ast.parse(text), ast.parse(text.replace("return x", "return x  # so far"))) == set()
+    assert set(DIFFERENT) <= set(PAIRS) and {"rollout", "ADAM", "Args.gamma"} <= definitions(SCRIPTS["ppo"]).keys()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -36,8 +36,8 @@ def keys_of(number):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"learning_rate": 0.05},
         {"learning_rate": 0.5, "noise": 6.0},
+        {"learning_rate": 0.3, "noise": 0.0},
         {"learning_rate": 0.9, "initial_distance": 0.0},
         {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
     ],
@@ -55,17 +55,8 @@ def test_the_predicted_distance_is_the_mean_of_4000_simulations(flags):
     assert predicted[0] == pytest.approx(args.initial_distance, abs=1e-6)
     for step in (1, 2, 5, 7, 8, 12, 20):
         error = simulated[step].std() / np.sqrt(4000)
-        assert abs(predicted[step] - simulated[step].mean()) < 4 * error, step
+        assert abs(predicted[step] - simulated[step].mean()) <= 4 * error + 1e-6 * predicted[step], step
         assert error < 0.02 * predicted[step]  # else the line above says little
-
-
-def test_without_noise_the_distance_shrinks_by_its_factor():
-    eta = 0.3
-    predicted = stochastic_opt.predict_distance(replace(ARGS, learning_rate=eta, noise=0.0), np.arange(12))
-    np.testing.assert_allclose(predicted, [5 * abs(1 - 2 * eta) ** t for t in range(12)], rtol=1e-6)
-    switched = replace(ARGS, learning_rate=eta, noise=0.0, switch_step=3, switch_learning_rate=0.25)
-    predicted = stochastic_opt.predict_distance(switched, np.array([3, 5]))
-    np.testing.assert_allclose(predicted, 5 * abs(1 - 2 * eta) ** 3 * np.array([1, 0.25]), rtol=1e-6)
 
 
 def test_the_theory_is_finite_in_a_thousand_dimensions_too():
@@ -79,15 +70,7 @@ def test_the_theory_is_finite_in_a_thousand_dimensions_too():
         np.testing.assert_allclose(found, np.sqrt(squares).mean(), rtol=1e-4)
 
 
-def test_the_mean_length_of_a_normal_vector():
-    """Of one, two and three standard normal numbers, where it is known; of many it is nearly sqrt(d)."""
-    known = {1: np.sqrt(2 / np.pi), 2: np.sqrt(np.pi / 2), 3: 2 * np.sqrt(2 / np.pi)}
-    for dimension, mean in known.items():
-        assert stochastic_opt.chi_mean(dimension) == pytest.approx(mean, rel=1e-12)
-    assert stochastic_opt.chi_mean(10**6) == pytest.approx(1000, rel=1e-5)
-
-
-@pytest.mark.parametrize("eta", [0.05, 0.4, 0.9])
+@pytest.mark.parametrize("eta", [0.05, 0.9])
 def test_the_predicted_plateau_is_that_of_the_script_itself(eta):
     """64 seeds, the second half of 400 steps; also where a switch leads to the same learning rate."""
     args = replace(ARGS, learning_rate=eta, num_steps=400, dimension=10)
@@ -117,59 +100,41 @@ def test_without_noise_fresh_gain_is_what_a_step_is_worth():
     np.testing.assert_allclose(fresh[1:] / own[:-1], 1 - 2 * eta, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "flags, known",
-    [({}, True), ({"learning_rate": 0.99}, True), ({"learning_rate": 1.0}, False), ({"anneal_lr": True}, False),
-     ({"optimizer": "adam"}, False), ({"optimizer": "momentum"}, False),
-     ({"switch_step": 3, "switch_learning_rate": 1.5}, False), ({"switch_step": 3, "switch_learning_rate": 0.5}, True)],
-)  # fmt: skip
-def test_there_is_a_theory_of_converging_gradient_descent_alone(flags, known):
-    assert stochastic_opt.has_theory(replace(ARGS, **flags)) == known
+def test_there_is_a_theory_of_converging_gradient_descent_alone():
+    for flags in ({}, {"learning_rate": 0.99}, {"switch_step": 3, "switch_learning_rate": 0.5}):
+        assert stochastic_opt.has_theory(replace(ARGS, **flags))
+    late = {"switch_step": 3, "switch_learning_rate": 1.5}
+    for flags in ({"learning_rate": 1.0}, {"anneal_lr": True}, {"optimizer": "adam"}, late):
+        assert not stochastic_opt.has_theory(replace(ARGS, **flags))
 
 
 # The steps
 
 
-def numpy_directions(kind):
-    """Gradient -> step before the learning rate, by the textbook."""
-    memory = {"trace": 0.0, "first": 0.0, "second": 0.0, "step": 0}
-
-    def momentum(gradient):
-        memory["trace"] = gradient + 0.8 * memory["trace"]
-        return memory["trace"]
-
-    def adam(gradient):
-        memory["step"] += 1
-        memory["first"] = 0.9 * memory["first"] + 0.1 * gradient
-        memory["second"] = 0.999 * memory["second"] + 0.001 * gradient**2
-        first, second = memory["first"] / (1 - 0.9 ** memory["step"]), memory["second"] / (1 - 0.999 ** memory["step"])
-        return first / (np.sqrt(second) + 1e-8)
-
-    return {"sgd": lambda gradient: gradient, "momentum": momentum, "adam": adam}[kind]
-
-
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize(
     "flags, rates",
     [
-        ({}, [0.1] * 10),
-        ({"switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
         ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
          [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
+        ({"optimizer": "momentum", "momentum": 0.8, "switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
+        ({"optimizer": "adam"}, [0.1] * 10),
     ],
 )  # fmt: skip
-def test_steps_without_noise_are_those_of_numpy(kind, flags, rates):
-    heavy = {"momentum": 0.8} if kind == "momentum" else {}
-    args = replace(ARGS, noise=0.0, optimizer=kind, **heavy, **flags)
+def test_steps_without_noise_are_those_of_numpy(flags, rates):
+    args = replace(ARGS, noise=0.0, **flags)
     states, metrics = course(args, keys_of(1))
-    x, direction_of = np.full(5, np.sqrt(5)), numpy_directions(kind)
+    x, trace, first, second = np.full(5, np.sqrt(5)), 0.0, 0.0, 0.0
     np.testing.assert_allclose(metrics["charts/learning_rate"][0], rates, rtol=1e-5)
     for i, rate in enumerate(rates):
-        gradient = 2 * x
-        move = rate * direction_of(gradient)
-        x = x - move
+        gradient = direction = 2 * x
+        if args.optimizer == "momentum":
+            direction = trace = gradient + 0.8 * trace
+        if args.optimizer == "adam":
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            direction = first / (1 - 0.9 ** (i + 1)) / (np.sqrt(second / (1 - 0.999 ** (i + 1))) + 1e-8)
+        x = x - rate * direction
         np.testing.assert_allclose(states.x[0, i], x, rtol=1e-4, atol=1e-6)
-        expected = [np.linalg.norm(gradient), np.linalg.norm(move), -np.linalg.norm(x)]
+        expected = [np.linalg.norm(gradient), rate * np.linalg.norm(direction), -np.linalg.norm(x)]
         names = ["outer/grad_norm", "outer/update_norm", "charts/negative_distance"]
         np.testing.assert_allclose([metrics[name][0, i] for name in names], expected, rtol=1e-4)
         assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
@@ -198,23 +163,17 @@ def call(monkeypatch, *flags):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ("--learning-rate nan", ["--learning-rate nan"]),
-        ("--momentum 1.5", ["--momentum 1.5", "less than or equal to 1"]),
-        ("--seed 2147483648", ["--seed 2147483648", "less than"]),
-        ("--dimension 2000000000", ["--dimension 2000000000", "GB"]),
-        ("--num-steps 100000000000", ["--num-steps 100000000000", "less than"]),
-        ("--switch-step 3", ["--switch-step 3", "needs --switch-learning-rate"]),
-        ("--switch-learning-rate 0.1", ["--switch-learning-rate 0.1", "needs --switch-step"]),
-        ("--switch-step 1 --switch-learning-rate 0", ["--switch-learning-rate 0"]),
-        ("--resume /nowhere", ["--resume /nowhere"]),
+        ("--dimension 2000000000", "--dimension 2000000000: needs "),
+        ("--switch-step 3", "--switch-step 3: needs --switch-learning-rate"),
+        ("--switch-learning-rate 0.1", "--switch-learning-rate 0.1: needs --switch-step"),
+        ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
     ],
 )
 def test_bad_input_is_answered_in_one_line(monkeypatch, capsys, tmp_path, flags, said):
     with pytest.raises(SystemExit) as exit:
         call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
     (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith("stochastic_opt.py: error: ")
-    assert all(part in line for part in said), line
+    assert exit.value.code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
     assert not list(tmp_path.iterdir())
 
 
@@ -283,18 +242,14 @@ def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
     assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()
 
 
-@pytest.mark.parametrize("flags, said", [([], "plateau of the theory"), (["--anneal-lr"], "theory: none")])
-def test_the_report_says_what_the_theory_expects(monkeypatch, capsys, tmp_path, flags, said):
-    call(monkeypatch, *FLAGS.split(), "--learning-rate", 0.5, *flags, "--runs-dir", tmp_path, "--run-name", "run")
-    told = capsys.readouterr()
-    lines = [line for line in told.out.splitlines() if said in line]
-    assert "no episode ended" not in told.err  # there are none
-    if flags:
-        assert len(lines) == 1 and "theory/negative_distance" not in measured(tmp_path / "run")[-1]
-        return
+def test_the_report_sets_the_plateau_of_the_theory_beside_that_of_the_run(monkeypatch, capsys, tmp_path, straight):
+    stochastic_opt.report(replace(ARGS, dimension=4, learning_rate=0.5), straight)
+    lines = capsys.readouterr().out.splitlines()
     plateau = stochastic_opt.predict_plateau(replace(ARGS, dimension=4, learning_rate=0.5))
-    assert len(lines) == len(plateau) == 5
-    for line, (name, value) in zip(lines, plateau.items(), strict=True):
-        values = [row[name] for row in measured(tmp_path / "run") if row[name][0] is not None]
-        simulated = np.mean(values[-(len(values) // 10) :])
-        assert f"theory {value:.4g}, simulated {simulated:.4g} ± " in line
+    simulated = np.mean([row["charts/negative_distance"] for row in measured(straight)[-3:]])
+    value = plateau["charts/negative_distance"]
+    assert len(lines) >= 5 and f"theory {value:.4g}, simulated {simulated:.4g} ± " in lines[0]
+    call(monkeypatch, *FLAGS.split(), "--anneal-lr", "--runs-dir", tmp_path, "--run-name", "run")
+    assert (
+        "theory: none" in capsys.readouterr().out and "theory/negative_distance" not in measured(tmp_path / "run")[-1]
+    )

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import types
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import pytest
 from conftest import Toy, write_run
 
 import ppo
-from common import arrays, envs
+from common import envs
 from common.run.arguments import UsageError
 from experiments import visited
 from experiments.data import Data
@@ -94,28 +93,6 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
         visited.measurements(tmp_path, cell)
 
 
-def test_booleans_are_observations_one_by_one(monkeypatch, tmp_path):
-    """MinAtar's, which a rollout holds as bits; a run of one seed."""
-    boards = np.random.default_rng(0).random((8, 12, 10, 10, 4)) < 0.2
-
-    class Policies:
-        updates, axis, where = [*range(1, 9)], 0, "run"
-
-        def __init__(self, *_):
-            pass
-
-        def play(self, update):
-            batch = types.SimpleNamespace(obs=arrays.pack(boards[update - 1]))
-            return None, types.SimpleNamespace(batch=batch)
-
-    monkeypatch.setattr(visited, "Policies", Policies)
-    monkeypatch.setattr(visited, "SHOWN", 24)
-    (tmp_path / "run").mkdir()
-    seen = visited.observations(tmp_path, Cell("ppo", "run", (), 8))
-    assert seen.shape == (1, 24, 10 * 10 * 4) and seen.dtype == bool
-    np.testing.assert_array_equal(seen.reshape(8, 3, 10, 10, 4), boards[:, :3])
-
-
 @pytest.mark.parametrize("there, chosen", [
     (range(12, 97, 12), [12, 24, 36, 48, 60, 72, 84, 96]),
     ([*range(1, 97)], [12, 24, 36, 48, 60, 72, 84, 96]),
@@ -169,23 +146,3 @@ def test_coverage_is_that_of_the_finished_runs(runs):
     cells = {"done": (make("done", [CORNERS]),), "begun": (make("begun", [[[9.0, 9.0]]], updates=3),)}
     found = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
     assert set(found.shares) == set(found.points) == {("done", 0)} and found.shares["done", 0] == 4 / 32**2
-
-
-def test_observations_that_are_all_the_same_are_one_cell(runs):
-    make, data = runs
-    found = visited.coverage(data, {"a": (make("a", [[[3.0, 3.0]] * 5]),)})
-    assert found.shares["a", 0].tolist() == [1 / 32**2]
-
-
-CLUSTERS = np.repeat(np.random.default_rng(0).integers(0, 2, (2, 50)), 30, axis=0).astype(np.float32)
-CLUSTERS = np.where(np.random.default_rng(1).random(CLUSTERS.shape) < 0.05, 1 - CLUSTERS, CLUSTERS)
-
-
-@pytest.mark.parametrize("umap", [False, True])
-def test_in_the_plane_what_is_alike_is_near(umap):
-    if umap:
-        pytest.importorskip("umap")
-    plane = visited.in_a_plane(CLUSTERS, umap)
-    a, b = plane[:30], plane[30:]
-    assert plane.shape == (60, 2) and np.isfinite(plane).all()
-    assert np.linalg.norm(a.mean(0) - b.mean(0)) > 1.5 * max(a.std(0).max(), b.std(0).max())
