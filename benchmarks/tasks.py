@@ -70,8 +70,8 @@ CLASSIC = {
     "Acrobot": (
         -73.5,
         ZOO,
-        f"--env-id Acrobot-v1 --num-envs 64 --num-steps 64 --minibatch-size 512 {TANH} --gamma 0.99 --gae-lambda 0.94 "
-        "--ent-coef 0 --total-timesteps 1000000",
+        f"--env-id Acrobot-v1 --num-envs 16 --num-steps 256 --minibatch-size 128 {TANH} --gamma 0.99 --gae-lambda 0.94 "
+        "--ent-coef 0 --norm-obs --norm-reward --total-timesteps 1000000",
     ),
     "MountainCar": (
         -110,
