@@ -133,9 +133,10 @@ def device_limit(args: Any) -> int | None:
     for name, count in (("num_seeds", args.num_seeds), ("num_devices", args.num_devices)):
         if count is not None and count > 1:
             advice = "start one run per seed" if name == "num_seeds" else "leave it out"
-            raise UsageError(f"{flag(name)} {count}: {args.env_id} runs on the host, for one of them; {advice}")
+            host = f"{args.env_id} runs on the host, which trains one seed on one device"
+            raise UsageError(f"{flag(name)} {count}: {host}; {advice}")
     if args.distributed:
-        raise UsageError(f"--distributed: {args.env_id} runs on the host, of one process; leave it out")
+        raise UsageError(f"--distributed: {args.env_id} runs on the host, in one process; leave it out")
     return 1
 
 
