@@ -1,20 +1,11 @@
-"""Settings that JAX and OpenBLAS read when they start, and a Ctrl-C that always works. Import this before JAX."""
+"""Settings that JAX and OpenBLAS read when they start, and a Ctrl-C that is one line. Import this before JAX."""
 
 import os
-import signal
 import sys
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise XLA:CPU logs a page for each program in its cache
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise its threads fight XLA's: SVDs took 400 ms instead of 1
-
-
-def _unraisable(what: Any) -> None:
-    """Raise again a Ctrl-C that hit JAX's garbage-collector callback: without a caller Python can only print it."""
-    if what.exc_type is KeyboardInterrupt:
-        signal.raise_signal(signal.SIGINT)
-    else:
-        sys.__unraisablehook__(what)
 
 
 def _uncaught(kind: type, error: BaseException, trace: Any) -> None:
@@ -28,4 +19,4 @@ def _uncaught(kind: type, error: BaseException, trace: Any) -> None:
         sys.__excepthook__(kind, error, trace)
 
 
-sys.unraisablehook, sys.excepthook = _unraisable, _uncaught
+sys.excepthook = _uncaught
