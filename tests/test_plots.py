@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,20 +80,6 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path):
     (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
     assert plots.read_lines(path) == whole
     assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
-
-
-def test_the_table_reads_a_plateau(tmp_path):
-    """Beside the return, of the last tenth: KL, data per divergence, entropy, explained variance."""
-    path = make_run(tmp_path, "a", seeds=2)
-    lines = plots.read_lines(path)
-    keys = {"outer/kl": "kl", "outer/ddr": "ddr", "losses/entropy": "entropy"}
-    keys["losses/explained_variance"] = "explained_variance"
-    for i, line in enumerate(lines):
-        line |= {key: [float(i), float(i + 2)] for key in keys}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = plots.table(plots.summarize(path))
-    for name in keys.values():  # lines 180 to 199: the mean of both seeds is 190.5
-        assert re.search(rf"^final_{name} +190.5 ± ", text, re.M), text
 
 
 def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):

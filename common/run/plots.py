@@ -74,9 +74,10 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
     lines = []
     with contextlib.suppress(FileNotFoundError), open(Path(run) / "metrics.jsonl", errors="replace") as file:
         for text in file:
-            with contextlib.suppress(json.JSONDecodeError):
+            with contextlib.suppress(json.JSONDecodeError, RecursionError):
                 lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict) and {"update", "global_step"} <= line.keys()]
+    counted = lambda line: isinstance(line.get("update"), int) and isinstance(line.get("global_step"), int)  # noqa: E731
+    return [line for line in lines if isinstance(line, dict) and counted(line)]
 
 
 def _has_value(value: Any) -> bool:

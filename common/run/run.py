@@ -11,7 +11,6 @@ import resource
 import shlex
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +107,7 @@ class Run:
         self._first = self.done = self._saved = self.num_updates if only else 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
         self._signal: int | None = None
-        self._stopping = self._broken = False  # by a signal, by an environment on the host
+        self._stopping = False  # by a signal
         self._failed = self._unfinished = False  # whether --resume has something to make again, or to make at all
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
         self._old_handlers: dict[int, Any] = {}
@@ -174,7 +173,7 @@ class Run:
         if self.is_main and self.args.track:
             self._tracker = Tracker(self.args, self._record, self.path)
         # With several processes, JAX's own SIGTERM handler makes all agree on where to stop (see `log`).
-        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
+        if jax.process_count() == 1:
             # Ignored signals (SIGHUP under nohup) stay ignored.
             heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heard}
@@ -198,31 +197,30 @@ class Run:
         self._old_handlers = {}
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        broken = error is not None and raised_on_host(error) is not None
         try:
             if error is None:
                 self._drain()
-            elif raised_on_host(error):
-                self._broken = True
+            elif broken:
                 with contextlib.suppress(jax.errors.JaxRuntimeError):  # the pending update may be the one that raised
                     self._take()
             self._write_rows()
         finally:
-            self._close()
+            self._progress.close()
+            self._restore_handlers()
+            if self._tracker is not None:
+                self._tracker.close()
+            if self._lock is not None:
+                self._lock.close()
+            if self.is_main and (self._signal is not None or broken):
+                say(self._how_to_go_on())
 
-    def _close(self) -> None:
-        self._progress.close()
-        self._restore_handlers()
-        if self._tracker is not None:
-            self._tracker.close()
-        if self._lock is not None:
-            self._lock.close()
-        if self.is_main and (self._signal is not None or self._broken):
-            said = "stopped before the first checkpoint: there is nothing to go on from"
-            if newest := self._newest():
-                also = ["--distributed"] if jax.process_count() > 1 else []
-                command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
-                said = f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
-            say(said)
+    def _how_to_go_on(self) -> str:
+        if not (newest := self._newest()):
+            return "stopped before the first checkpoint: there is nothing to go on from"
+        also = ["--distributed"] if jax.process_count() > 1 else []
+        command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
+        return f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
 
     def _newest(self) -> Path | None:
         with contextlib.suppress(UsageError):  # a folder that cannot be read now
@@ -248,10 +246,10 @@ class Run:
         self, update: int, state: Any, metrics: dict, measure: Callable | None = None, sample: Any = None
     ) -> None:
         """Keep an update, just dispatched: its state, and its metrics, [] or [num_seeds] each. As they are due, measure
-        its sample by measure(learner, sample), write, save a checkpoint, evaluate."""
-        self._state = state
-        if measure is not None:
-            metrics = self.measure_if_due(update, metrics, measure, state.learner, sample)
+        its sample by measure(learner, sample) every --plasticity-every updates, write, save a checkpoint, evaluate."""
+        self._state, every = state, self.args.plasticity_every if measure else 0
+        if every and (update % every == 0 or update == self.num_updates):
+            metrics = self._measured(metrics, measure, state.learner, sample)
         self.log(update, metrics)
         self.save_if_due(update, state)
         if self._player is not None:
@@ -438,12 +436,8 @@ class Run:
                 if self._tracker is not None:
                     self._tracker.video(f"videos/{name}", file)
 
-    def measure_if_due(self, update: int, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict:
-        """Add measure(*inputs) to the metrics of the update just dispatched, every --plasticity-every updates and at
-        the last one; never if that is 0. charts/SPS leaves out its time."""
-        every = self.args.plasticity_every
-        if every == 0 or (update % every and update != self.num_updates):
-            return metrics
+    def _measured(self, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict[str, jax.Array]:
+        """Add measure(*inputs) to the metrics of the update just dispatched. charts/SPS leaves out its time."""
         self._take()
         # Wait for the update, and then for the measurement: two programs at once on several CPU devices could wait for
         # each other forever.
