@@ -76,7 +76,15 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path):
     path = make_run(tmp_path, "a", seeds=2)
     whole = plots.read_lines(path)
     text = (path / "metrics.jsonl").read_text().splitlines()
-    odd = ['{"update": 7}', "[1]", "null", '{"update": 3, "glo', "\x00"]
+    odd = [
+        '{"update": 7}',
+        '{"update": "x", "global_step": 3}',
+        '{"update": 7, "global_step": 3, "outer/kl": "x"}',
+        "[1]",
+        "null",
+        '{"update": 3, "glo',
+        "\x00",
+    ]
     (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
     assert plots.read_lines(path) == whole
     assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0

@@ -76,8 +76,12 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
         for text in file:
             with contextlib.suppress(json.JSONDecodeError, RecursionError):
                 lines.append(json.loads(text))
-    counted = lambda line: isinstance(line.get("update"), int) and isinstance(line.get("global_step"), int)  # noqa: E731
-    return [line for line in lines if isinstance(line, dict) and counted(line)]
+    return [line for line in lines if isinstance(line, dict) and _is_sound(line)]
+
+
+def _is_sound(line: dict[str, Any]) -> bool:
+    counted = all(isinstance(line.get(name), int) for name in ("update", "global_step"))
+    return counted and not any(isinstance(value, str | dict) for value in line.values())
 
 
 def _has_value(value: Any) -> bool:
