@@ -290,7 +290,7 @@ class Run:
         self.guard("args.json", self._make_again_if_deleted)
         self.guard("metrics.jsonl", lambda: self._append(json.dumps(line, allow_nan=False)))
         if self._tracker is not None:
-            self._tracker.log(line)
+            self._tracker.send(line)
 
     def _make_again_if_deleted(self) -> None:
         if not (self.path / "args.json").exists():  # raises if it cannot be reached for a while
@@ -434,7 +434,7 @@ class Run:
                 self._warn("video", f"no video {file} ({first_line(error)})")
             else:
                 if self._tracker is not None:
-                    self._tracker.video(f"videos/{name}", file)
+                    self._tracker.send((f"videos/{name}", file))
 
     def _measured(self, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict[str, jax.Array]:
         """Add measure(*inputs) to the metrics of the update just dispatched. charts/SPS leaves out its time."""

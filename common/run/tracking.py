@@ -120,15 +120,10 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
         self._thread.start()
 
-    def log(self, line: dict[str, Any]) -> None:
-        """Send one line of metrics.jsonl; its global_step is the step."""
+    def send(self, item: dict[str, Any] | tuple[str, Path]) -> None:
+        """Send a line of metrics.jsonl, whose global_step is the step, or a video (key, file) at the step before it."""
         if self._thread.is_alive():
-            self._queue.put(line)
-
-    def video(self, key: str, file: Path) -> None:
-        """Send a video file, at the step of the line before it."""
-        if self._thread.is_alive():
-            self._queue.put((key, file))
+            self._queue.put(item)
 
     def close(self, timeout: float = 30.0) -> None:
         """Finish the wandb run, waiting at most `timeout` seconds for it."""
