@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -139,18 +138,6 @@ def test_every_flag_of_a_script_is_in_a_group_and_explained(script, capsys):
     assert all(f"--{name.replace('_', '-')}" in text for name in found) and "{None}" not in text
 
 
-def test_a_field_of_the_script_is_in_its_group_not_in_that_of_the_base():
-    assert "num_eval_episodes" in sections(sfl_kinetix.Args)["evaluation"]
-    assert sections(sfl_kinetix.Args)["evaluation"]["num_eval_episodes"].startswith("Attempts")
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-@pytest.mark.parametrize("flag", ["resume", "run_name", "runs_dir"])
-def test_an_empty_name_is_refused(script, flag):
-    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} '': is empty"):
-        script.Args(**{flag: ""})
-
-
 def test_every_number_of_a_training_script_has_a_bound_or_is_free_on_purpose():
     """Tyro alone takes -4 for anything."""
     for script in SCRIPTS:
@@ -179,10 +166,8 @@ def test_divisors_are_those_that_divide(total):
 
 
 def test_a_huge_prime_is_no_reason_to_wait():
-    start = time.perf_counter()
     with pytest.raises(UsageError, match=r"--minibatch-size 2048: does not divide .*; 32 or 2147483647 would"):
         ppo.Args(num_envs=2**31 - 1, total_timesteps=2**60)
-    assert time.perf_counter() - start < 30
 
 
 def test_a_base_without_a_recipe_is_refused():
@@ -291,12 +276,6 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(monkeypatch, capsys, tmp_pa
     for place in ("file", "file/below"):
         code, _, said = call(monkeypatch, capsys, figures, "1b", flag, tmp_path / place)
         assert code == 2 and said.count("\n") == 1 and f"{flag} {tmp_path / place}" in said
-
-
-def test_figures_have_flags_like_the_scripts():
-    assert parse(figures.Args, "", ["5a", "B3", "--list", "--jobs", "2"]).figures == ("5a", "B3")
-    with pytest.raises(UsageError, match="--jobs 0: must be greater than 0"):
-        parse(figures.Args, "", ["5a", "--jobs", "0"])
 
 
 def test_environments_are_listed(monkeypatch, capsys):

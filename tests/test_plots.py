@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,18 +32,6 @@ def make_run(folder, name, seeds=3, **changed):
     return path
 
 
-def test_a_title_says_what_is_drawn_of_how_many_seeds():
-    record = {"args": {"env_id": "Toy-v0"}, "script": "ppo"}
-
-    def title(*counts):
-        lines = [[{"global_step": 1, "charts/episodic_return": [1.0] * count}] for count in counts]
-        return plots._title([record], lines)
-
-    assert title(1) == title(2, 3) == "ppo on Toy-v0"
-    assert title(5) == "ppo on Toy-v0, median and each of 5 seeds"
-    assert title(6) == "ppo on Toy-v0, mean and 95 % interval of 6 seeds"
-
-
 def drawn(key, *values):
     """The axes on which two lines with these values, one per seed, have been drawn."""
     axes = Figure().add_subplot()
@@ -53,22 +40,12 @@ def drawn(key, *values):
     return axes
 
 
-def test_an_interval_of_a_kl_is_never_below_0():
-    """The mean of 0.001, 0.01 and 0.1 is 0.01 on a logarithmic axis. A KL of 0 has no place there."""
-    for values in ([1e-3, 0.01, 0.1] * 2, [1e-3, 0.0, 0.01, 0.1] * 2):
-        axes = drawn("outer/kl", *values)
-        (mean,), (band,) = axes.lines, axes.collections
-        np.testing.assert_allclose(mean.get_ydata(), 0.01)
-        assert 0 < band.get_paths()[0].vertices[:, 1].min() < 0.01
-
-
 @pytest.mark.parametrize(
     "key,values,median",
     [
         ("charts/episodic_return", [5.0, 1.0, 30.0], 5.0),
         ("charts/episodic_return", [5.0, None, 1.0, 30.0], 5.0),
-        ("outer/kl", [1e-3, 0.1], 0.01),  # half-way on a logarithmic axis
-        ("outer/kl", [1e-3, 0.0, 0.1], 0.01),
+        ("outer/kl", [1e-3, 0.0, 0.1], 1e-3),
         ("charts/episodic_return", [7.0], 7.0),
     ],
 )
@@ -77,8 +54,7 @@ def test_of_few_seeds_each_is_drawn_and_their_median(key, values, median):
     evaluations = sum(line.get_marker() == "o" for line in axes.lines)
     *seeds, middle = (line.get_ydata()[0] for line in axes.lines if line.get_marker() != "o")
     assert not axes.collections and middle == pytest.approx(median)
-    positive = [value or np.nan for value in values]
-    assert seeds == pytest.approx(positive if len(values) > 1 else [], nan_ok=True)
+    assert seeds == pytest.approx([np.nan if value is None else value for value in values], nan_ok=True)
     assert evaluations == (len(values) if key == "charts/episodic_return" else 0)
 
 
@@ -88,7 +64,6 @@ def test_runs_are_labelled_by_the_flags_in_which_they_differ(tmp_path):
     assert plots.labels(records, paths) == [
         "hidden_sizes = [64, 64], learning_rate = 0.1", "hidden_sizes = [8, 8], learning_rate = 0.05"
     ]  # fmt: skip
-    assert plots.labels([records[0]] * 2, paths) == ["a", "bb"]
     assert plots.labels([records[0]] * 2, ["x/a", "y/a"]) == ["x/a", "y/a"]
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -101,24 +76,18 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path):
     path = make_run(tmp_path, "a", seeds=2)
     whole = plots.read_lines(path)
     text = (path / "metrics.jsonl").read_text().splitlines()
-    odd = ['{"update": 7}', "[1]", "null", '{"update": 3, "glo', "\x00"]
+    odd = [
+        '{"update": 7}',
+        '{"update": "x", "global_step": 3}',
+        '{"update": 7, "global_step": 3, "outer/kl": "x"}',
+        "[1]",
+        "null",
+        '{"update": 3, "glo',
+        "\x00",
+    ]
     (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
     assert plots.read_lines(path) == whole
     assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
-
-
-def test_the_table_reads_a_plateau(tmp_path):
-    """Beside the return, of the last tenth: KL, data per divergence, entropy, explained variance."""
-    path = make_run(tmp_path, "a", seeds=2)
-    lines = plots.read_lines(path)
-    keys = {"outer/kl": "kl", "outer/ddr": "ddr", "losses/entropy": "entropy"}
-    keys["losses/explained_variance"] = "explained_variance"
-    for i, line in enumerate(lines):
-        line |= {key: [float(i), float(i + 2)] for key in keys}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = plots.table(plots.summarize(path))
-    for name in keys.values():  # lines 180 to 199: the mean of both seeds is 190.5
-        assert re.search(rf"^final_{name} +190.5 ± ", text, re.M), text
 
 
 def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):
@@ -152,17 +121,6 @@ def test_summary_numbers(tmp_path):
     assert summary["final_return"]["ci95"] > 0 and summary["steps_per_second"] == 10**6
     np.testing.assert_allclose(plots.running_mean(np.array([[1.0], [np.nan], [3.0], [5.0]]), 3)[:, 0], [1, 2, 4, 4])
     np.testing.assert_array_equal(plots.running_mean(np.array([[1.0], [np.nan], [3.0]]), 1)[:, 0], [1, np.nan, 3])
-
-
-def test_a_negative_ratio_of_an_older_run_is_none():
-    """A seed's, or a whole line's. Other keys keep theirs."""
-    lines = [
-        {"global_step": i, "outer/ddr": x, "outer/own_gain": x} for i, x in enumerate(([1.0, -1e12], [-2.0, None]))
-    ]
-    steps, values = plots.series(lines, "outer/ddr")
-    assert steps.tolist() == [0]
-    np.testing.assert_array_equal(values, [[1.0, np.nan]])
-    np.testing.assert_array_equal(plots.series(lines, "outer/own_gain")[1], [[1.0, -1e12], [-2.0, np.nan]])
 
 
 def test_final_numbers_are_those_of_the_last_tenth(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -187,9 +186,8 @@ def test_usage_errors_of_the_folder(args, tmp_path):
     for refuse in (runs.begin, runs.Run):  # also where another one makes it in between
         with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
             refuse(named, __file__)
-    for name in ("../mine", "x" * 300, "ä" * 150):
-        with pytest.raises(UsageError, match=rf"--run-name '{re.escape(name)}': must be a plain"):
-            runs.begin(dataclasses.replace(args, run_name=name), __file__)
+    with pytest.raises(UsageError, match=r"--run-name '../mine': must be a plain folder name"):
+        runs.begin(dataclasses.replace(args, run_name="../mine"), __file__)
     (tmp_path / "file").write_text("")
     for folder in ("file", "file/below", "x" * 300):
         for refuse in (runs.begin, runs.Run):
@@ -229,24 +227,16 @@ def test_usage_errors_of_resume(args, tmp_path):
     refused("not the folder of a run", resume=str(path))
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "said"),
-    [
-        (["--learning-rate=-1"], 2, "toy.py: error: --learning-rate -1.0: must be greater than 0\n"),
-        (["--resume=no"], 2, "toy.py: error: --resume no: not the folder of a run (no args.json that can be read)\n"),
-        (["--seed=17"], 1, "toy.py: " + str(Diverged(17, Path("runs/x/checkpoints/10"), True)) + "\n"),
-    ],
-)
-def test_main_says_one_line(monkeypatch, capsys, tmp_path, flags, code, said):
-    def diverge(args):
-        runs.begin(args, __file__)
-        raise Diverged(17, Path("runs/x/checkpoints/10"), True)
+def test_a_divergence_is_one_line(monkeypatch, capsys):
+    error = Diverged(17, Path("runs/x/checkpoints/10"), True)
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["toy.py", *flags])
+    def diverge(args):
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["toy.py"])
     with pytest.raises(SystemExit) as end:
         run_main(diverge, Args)
-    assert (capsys.readouterr().err, end.value.code) == (said, code)
+    assert (capsys.readouterr().err, end.value.code) == (f"toy.py: {error}\n", 1)
 
 
 # Signals
@@ -387,20 +377,19 @@ from common.run.tracking import guard_output
 guard_output()
 if sys.argv[1:]:  # the reader goes away
     os.close(1)
-before = len(os.listdir("/proc/self/fd"))
 for _ in range(100):
     print("η 0.5", flush=True)
     print("η 0.5", file=sys.stderr)
-os.write(2, f"{len(os.listdir('/proc/self/fd')) - before}".encode())
 """
 
 
 @pytest.mark.parametrize("gone", [(), ("gone",)], ids=["here", "gone"])
-def test_what_a_stream_cannot_encode_is_escaped_and_no_descriptor_is_lost(gone):
+def test_what_a_stream_cannot_take_stops_nothing(gone):
+    """A letter that its encoding lacks is escaped."""
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", SPEAK, *gone], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == ("" if gone else "\\u03b7 0.5\n" * 100)
-    assert done.stderr == "\\u03b7 0.5\n" * 100 + ("1" if gone else "0")
+    assert done.stderr == "\\u03b7 0.5\n" * 100
 
 
 # Resuming
@@ -513,18 +502,13 @@ def test_a_full_disk_at_a_resume_is_one_line_and_loses_nothing(args, monkeypatch
     assert (path / "metrics.jsonl").read_text() == lines and not (path / "metrics.jsonl.part").exists()
 
 
-def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys, monkeypatch):
-    """But not one that is out of reach for a while."""
+def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
     run = run_of(args, 9, checkpoint_every=3)
     with run:
         for update, row in enumerate(losses(9), 1):
             run.log(update, row)
             run.save_if_due(update, initial_state())
             if update == 4:
-                monkeypatch.setattr(Path, "stat", lambda *a, **k: (_ for _ in ()).throw(OSError(107, "not connected")))
-                with pytest.raises(OSError, match="not connected"):
-                    run._make_again_if_deleted()
-                monkeypatch.undo()
                 shutil.rmtree(run.path)
     said = capsys.readouterr().err
     assert said.count("warning: ") == 1 and f"{run.path} has been deleted; it is made again" in said
@@ -543,7 +527,7 @@ def limit():
 def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
     """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
     pauses = []
-    monkeypatch.setattr(runs, "_pause", pauses.append)
+    monkeypatch.setattr(runs.time, "sleep", pauses.append)
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
     run = run_of(args, 4, checkpoint_every=1)
     with run:
@@ -554,16 +538,14 @@ def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
     limit()
     assert checkpoint_updates(run.path / "checkpoints") == [2, 3] and updates_of(run.path) == [1, 2, 3, 4]
     assert pauses == [60] * 10
-    said = capsys.readouterr().err
-    assert said.count("warning: ") == 2 and "warning: checkpoint 1 could not be saved" in said
-    assert re.search("warning: checkpoint 4 could not be saved .*; trying again every 60 s, 10 times\n", said)
+    assert capsys.readouterr().err.count("could not be saved") == 2
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1 and not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
 
 
 def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatch, limit):
-    monkeypatch.setattr(runs, "_pause", lambda seconds: limit())
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: limit())
     run = run_of(args, 1)
     with run:
         run.log(1, losses(1)[0])
@@ -590,10 +572,7 @@ def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
         run.finish()
     assert end.value.code == 1 and checkpoint_updates(run.path / "checkpoints") == [3]
     assert not plots.finished(run.path)  # so that --resume makes the last one
-    said = capsys.readouterr().err
-    assert said.count("warning: the evaluation after update 1 failed; the run goes on: Traceback") == 1
-    assert said.count("warning: the evaluation after update 3 failed; --resume makes it again: Traceback") == 1
-    assert said.count("RuntimeError: out of memory") == 2
+    assert capsys.readouterr().err.count("RuntimeError: out of memory") == 2
     alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
     with pytest.raises(RuntimeError, match="out of memory"), alone:
         alone.evaluate_if_due(2, Failing(), None)
@@ -611,13 +590,6 @@ def test_a_full_disk_costs_the_line_that_it_cut_off_and_no_other(args, capsys, l
     assert updates_of(run.path) == [1, 2, 4, 5]
     assert (run.path / "metrics.jsonl").read_bytes().count(b"\n") == 5
     assert "cannot write" in capsys.readouterr().err
-
-
-def test_a_metrics_file_that_cannot_be_written_warns_once(args, capsys):
-    run = run_of(args, 3)
-    (run.path / "metrics.jsonl").symlink_to("/dev/full")
-    go(run, losses(3), ends=False)  # which would read a file without end
-    assert capsys.readouterr().err.count("cannot write") == 1
 
 
 # Metrics
@@ -713,36 +685,6 @@ def test_speed_leaves_out_what_is_not_an_update(args, monkeypatch):
     assert [line["charts/SPS"] for line in lines] == [200] * 4
 
 
-def test_the_time_of_a_measurement_is_in_no_line(args, monkeypatch):
-    """On a device of which only the dispatch is immediate: an update's line is written when the next one runs."""
-    clock, idle_from = [0.0], [0.0]
-
-    def dispatch(seconds):
-        idle_from[0] = max(idle_from[0], clock[0]) + seconds
-        end = idle_from[0]
-        return types.SimpleNamespace(end=end, is_ready=lambda: clock[0] >= end)
-
-    def fetch(row):
-        clock[0] = max(clock[0], row["ready"].end)
-        return {"losses/x": np.float32(1)}
-
-    def wait(row):
-        fetch(row)
-        return row
-
-    run = run_of(args, 6, 100, plasticity_every=3)
-    monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(runs.jax, "device_get", fetch)
-    monkeypatch.setattr(runs.jax, "block_until_ready", wait)
-    run._clock = 0.0
-    with run:
-        for update in run.updates():
-            ready = dispatch(1)
-            run.log(update, run.measure_if_due(update, {"ready": ready}, lambda: {"ready": dispatch(9)}))
-            assert run.done == (update if update % 3 == 0 else update - 1)
-    assert [line["charts/SPS"] for line in plots.read_lines(run.path)] == [100] * 6
-
-
 @pytest.mark.parametrize("when", ["at the save", "one update later", "at the end"])
 def test_nan_is_never_saved(args, when):
     bad = {"at the save": 6, "one update later": 5, "at the end": 10}[when]
@@ -776,21 +718,6 @@ def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args
     assert before[-1]["update"] == bad - 1 and all(line["losses/x"] == 1 for line in before)
 
 
-@dataclasses.dataclass(frozen=True)
-class Limited(Args):
-    time_limit: int | None = None
-
-
-def test_a_run_in_which_no_episode_ends_says_so(args, capsys):
-    said = "note: no episode ended in training, so there is no return"
-    limited = Limited(runs_dir=args.runs_dir)
-    told = {"charts/episodic_return": (args, ""), "losses/x": (args, said), "losses/y": (limited, said)}
-    for key, (given, note) in told.items():
-        go(run_of(given, 2), [{key: jnp.float32(update)} for update in (1, 2)])
-        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: no")]
-        assert notes == ([note + "; --time-limit truncates episodes" * (given is limited)] if note else [])
-
-
 # wandb
 
 
@@ -801,25 +728,21 @@ def fake_wandb(monkeypatch, init):
     monkeypatch.setitem(sys.modules, "wandb", module)
 
 
-def test_wandb_that_hangs_does_not_block(args, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [None, RuntimeError("no\nnetwork"), SystemExit(1)])
+def test_wandb_that_hangs_or_fails_stops_nothing(args, monkeypatch, capsys, error):
     over = threading.Event()
-    fake_wandb(monkeypatch, lambda **_: over.wait())
+
+    def init(**_):
+        if error:
+            raise error
+        over.wait()
+
+    fake_wandb(monkeypatch, init)
     monkeypatch.setattr(tracking.Tracker.close, "__defaults__", (0.2,))
     path, _ = train(dataclasses.replace(args, track=True))
     over.set()
     assert len(plots.read_lines(path)) == 10
-    assert "`wandb sync" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no\nnetwork"), SystemExit(1)])
-def test_wandb_that_fails_warns_once(args, monkeypatch, capsys, error):
-    def init(**_):
-        raise error
-
-    fake_wandb(monkeypatch, init)
-    path, _ = train(dataclasses.replace(args, track=True))
-    assert len(plots.read_lines(path)) == 10
-    assert capsys.readouterr().err.count("warning: wandb:") == 1
+    assert capsys.readouterr().err.count("warning: wandb:" if error else "`wandb sync") == 1
 
 
 def test_wandb_gets_every_line_in_order(args, monkeypatch):

@@ -609,10 +609,10 @@ def test_flags_that_have_an_effect_are_accepted(toy, tmp_path, straight):
     words = ["--resume", str(run), "--max-importance-ratio", "2"]
     kept = runs.begin(arguments.parse(Args, "", words), sfl_kinetix.__file__)
     assert (kept.max_importance_ratio, kept.learnability_episodes, kept.com) == (2.0, 8, 4.0)
-    # Its search's batches of 16 levels are no multiple of the 24 fresh ones of 48 environments.
+    # Sizes are the run's, since nothing is trained.
     made = sfl_kinetix.train(Args(evaluate=str(run), num_envs=48, num_eval_episodes=3, runs_dir=str(tmp_path)))
     assert lines_of(made)[0]["eval/solve_rate"] == 0
-    assert json.loads((made / "args.json").read_text())["args"]["num_envs"] == 48
+    assert json.loads((made / "args.json").read_text())["args"]["num_envs"] == kept.num_envs
 
 
 def test_a_search_of_the_run_need_not_fit_the_devices_of_what_goes_on(monkeypatch):
@@ -620,7 +620,7 @@ def test_a_search_of_the_run_need_not_fit_the_devices_of_what_goes_on(monkeypatc
     saved = dict(num_envs=2048, buffer_share=0.3, search_batch=1432, num_devices=4)
     record = {"script": "sfl_kinetix", "args": saved}
     monkeypatch.setattr(folder, "find_checkpoint", lambda *_: (None, record, [1]))
-    found = folder._evaluated(Args(evaluate="runs/x"), "sfl_kinetix")
+    found = folder._evaluated(Args(evaluate="runs/x"))
     assert found.num_devices == 1 and found.search_batch is None
     assert sfl_kinetix.settle_search(found, 1).search_batch
 

@@ -143,13 +143,10 @@ class RunArgs(LogArgs):
         given = [name for name in BY_HAND if getattr(self, name) is not None]
         if given and not self.distributed:
             raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs --distributed as well")
-        if given and len(given) < len(BY_HAND):
-            missing = ", ".join(flag(name) for name in BY_HAND if name not in given)
-            raise UsageError(f"{flag(given[0])} {getattr(self, given[0])}: needs {missing} as well")
-        if given:
+        if self.num_processes is not None:
             below(self, self.num_processes, "process_id")
-            if not re.fullmatch(r".+:\d+", self.coordinator_address):
-                raise UsageError(f"--coordinator-address {self.coordinator_address}: must be HOST:PORT")
+        if self.coordinator_address is not None and not re.fullmatch(r".+:\d+", self.coordinator_address):
+            raise UsageError(f"--coordinator-address {self.coordinator_address}: must be HOST:PORT")
         starts = [name for name in ("resume", "init_from", "evaluate") if getattr(self, name) is not None]
         if "evaluate" in starts and (len(starts) > 1 or self.distributed):
             other = "distributed" if self.distributed else next(name for name in starts if name != "evaluate")
@@ -283,16 +280,10 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
     default = {field.name: field.default for field in dataclasses.fields(kind)}
     groups = []
     for title, fields in sections(kind).items():
-        group = dataclasses.make_dataclass(
-            "Group", [(n, _shown(hints[n], text), default[n]) for n, text in fields.items()]
-        )
-        groups.append(
-            (
-                f"group{len(groups)}",
-                Annotated[group, tyro.conf.arg(name=title)],
-                dataclasses.field(default_factory=group),
-            )
-        )
+        shown = [(name, _shown(hints[name], text), default[name]) for name, text in fields.items()]
+        group = dataclasses.make_dataclass("Group", shown)
+        named = Annotated[group, tyro.conf.arg(name=title)]
+        groups.append((f"group{len(groups)}", named, dataclasses.field(default_factory=group)))
     grouped = tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass("Args", groups)]
     said, words = io.StringIO(), sys.argv[1:] if words is None else words
     try:
@@ -349,7 +340,7 @@ def read_record(folder: Path, by: str) -> dict[str, Any]:
     """Read a run's args.json; `by` is the command-line flag that named it."""
     try:
         record = json.loads((folder / "args.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not {"args", "script"} <= record.keys():
         raise UsageError(f"{by} {folder}: not the folder of a run (no args.json that can be read)")
@@ -390,15 +381,6 @@ def _divides_transitions(name: str, size: int, transitions: int) -> None:
         raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
 
 
-def _chunks_divide(chunks: int, num_envs: int, num_minibatches: int) -> None:
-    common = math.gcd(num_envs, num_minibatches)
-    if common % chunks:
-        raise UsageError(
-            f"--num-rollout-chunks {chunks}: does not divide --num-envs {num_envs} and --num-minibatches "
-            f"{num_minibatches}; {nearest_divisors(chunks, common)} would"
-        )
-
-
 def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
@@ -422,9 +404,8 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
             size = min(default_size, transitions // least)
             if size % whole or transitions % size:  # the next smaller one that fits, of whole sequences
                 sequences = transitions // whole  # a minibatch of one, if these are longer than default_size
-                fits = transitions // next(
-                    (c for c in divisors(sequences) if c * default_size >= transitions), sequences
-                )
+                enough = (c for c in divisors(sequences) if c * default_size >= transitions)
+                fits = transitions // next(enough, sequences)
                 if size % whole or 2 * fits > size:  # far smaller ones nobody has asked for
                     size = fits
         _divides_transitions("--minibatch-size", size, transitions)
@@ -437,8 +418,12 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
         )
     object.__setattr__(args, "minibatch_size", transitions // count)
     object.__setattr__(args, "num_minibatches", count)
-    if not args.scaling:
-        _chunks_divide(args.num_rollout_chunks, num_envs, count)
+    chunks, common = args.num_rollout_chunks, math.gcd(num_envs, count)
+    if common % chunks and not args.scaling:
+        raise UsageError(
+            f"--num-rollout-chunks {chunks}: does not divide --num-envs {num_envs} and --num-minibatches {count}; "
+            f"{nearest_divisors(chunks, common)} would"
+        )
     if args.num_updates == 0:
         raise UsageError(
             f"--total-timesteps {args.total_timesteps} is less than one update of --num-envs {args.num_envs} * "
@@ -479,8 +464,5 @@ def describe(args: Any) -> str:
         advice = "lower --num-envs or --num-steps, or raise --total-timesteps"
         said += f"\nnote: only {args.num_updates} updates, each of which moves the policy a little; {advice}"
     if inner < FEW_STEPS and hasattr(args, "clip_eps"):
-        said += (
-            f"\nnote: {inner} gradient steps per update are few: on Breakout policies got stuck with 4 that did not "
-        )
-        said += "with 32 (docs/log.md); --num-minibatches makes more"
+        said += f"\nnote: {inner} gradient steps per update are few; --num-minibatches makes more"
     return said

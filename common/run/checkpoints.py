@@ -80,11 +80,10 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
-def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | None = None) -> None:
-    """Refuse an --init-from whose learner `load_learner` could not take over. learner: its shapes; same: the flags that
-    cannot change; may_lack: a field that may be missing."""
-    if not args.init_from or args.resume:
-        return
+def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> Any:
+    """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update", or raise
+    UsageError. learner: its shapes. With shardings the result is on the devices, without in NumPy's arrays. same: the
+    flags that cannot change; may_lack: a field that may be missing, and is None then."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs = typed(type(args), record["args"], where)
@@ -97,47 +96,35 @@ def check_learner(args: Any, learner: Any, same: Sequence[str], may_lack: str | 
         raise UsageError(f"{where}: was trained with --norm-value, in whose units its values are; take sapg.py{other}")
     hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
     update = newest_readable(folder, updates)
-    if update is None:
-        raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
-    like = {"learner": _without(folder, update, learner, may_lack)}
-    if problem := _mismatch(folder / "checkpoints" / str(update), like, partial=True, hint=hint or SAME_FLAGS):
-        raise UsageError(f"{where}: {problem}")
+    if may_lack and update is not None:
+        there = _index(folder / "checkpoints" / str(update))
+        if not any(name.startswith(f"learner/{may_lack}/") for name in there):
+            learner = learner._replace(**{may_lack: None})
+    return restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
 
 
-def load_learner(args: Any, learner: Any, *, may_lack: str | None = None) -> Any:
-    """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update". `learner` gives
-    structure, shapes and shardings, which `check_learner` has compared. With --fresh-critic networks whose name begins
-    with "critic" keep `learner`'s parameters. may_lack: a field whose own params, if it is missing, are as at the start
-    of any run those of the learner."""
-    folder, _, updates = find_checkpoint(args.init_from)
-    like = {"learner": _without(folder, newest_readable(folder, updates), learner, may_lack)}
-    loaded = restore_newest(folder, updates, like, f"--init-from {args.init_from}", partial=True)[0]["learner"]
+def take_over(args: Any, learner: Any, loaded: Any, may_lack: str | None = None) -> Any:
+    """Put what `load_learner` has loaded to where `learner` is, that of a new run. With --fresh-critic networks whose
+    name begins with "critic" keep `learner`'s parameters. What `loaded` lacks starts as in any run: from its params."""
+    if may_lack and getattr(loaded, may_lack) is None and getattr(learner, may_lack) is not None:
+        # A copy, because the update takes over the memory of both.
+        fresh = getattr(learner, may_lack)._replace(params=jax.tree.map(np.copy, loaded.params))
+        loaded = loaded._replace(**{may_lack: fresh})
     if getattr(args, "fresh_critic", False):
         kept = {name: tree for name, tree in learner.params["params"].items() if name.startswith("critic")}
         loaded = loaded._replace(params={"params": loaded.params["params"] | kept})
-    fresh = may_lack and getattr(learner, may_lack)
-    if fresh is not None and getattr(loaded, may_lack) is None:
-        # A copy, because the update takes over the memory of both.
-        loaded = loaded._replace(**{may_lack: fresh._replace(params=jax.tree.map(jnp.copy, loaded.params))})
-    return loaded
+    put = lambda x, new: new if isinstance(new, jax.Array) else _placed(new, x.sharding)  # noqa: E731
+    return jax.tree.map(put, learner, loaded)
 
 
 def load_for_evaluation(args: Any, learner: Any) -> tuple[Any, int, int]:
     """The learner in the checkpoint that --evaluate names. learner: its shapes. -> learner on one device, updates and
     environment steps per update behind it."""
     folder, record, updates = find_checkpoint(args.evaluate, "--evaluate")
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), learner)
-    state, update = restore_newest(folder, updates, {"learner": like}, f"--evaluate {args.evaluate}", partial=True)
-    return state["learner"], update, record["args"]["num_envs"] * record["args"]["num_steps"]
-
-
-def _without(folder: Path, update: int | None, learner: Any, field: str | None) -> Any:
-    """`learner` with None for a field that the checkpoint lacks."""
-    if field is None or update is None:
-        return learner
-    there = any(name.startswith(f"learner/{field}/") for name in _index(folder / "checkpoints" / str(update)))
-    return learner if there else learner._replace(**{field: None})
+    where = f"--evaluate {args.evaluate}"
+    state, update = restore_newest(folder, updates, {"learner": learner}, where, partial=True)
+    learner = jax.device_put(state["learner"], jax.local_devices()[0])
+    return learner, update, record["args"]["num_envs"] * record["args"]["num_steps"]
 
 
 def newest_readable(run: Path, updates: Sequence[int]) -> int | None:
@@ -152,9 +139,9 @@ def newest_readable(run: Path, updates: Sequence[int]) -> int | None:
 def restore_newest(
     run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str = ""
 ) -> tuple[Any, int]:
-    """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs with shardings;
-    with `partial` the checkpoint may hold more. `where` begins an error, `hint` ends that of a checkpoint which does
-    not fit. -> state, update."""
+    """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs; those without a
+    sharding become NumPy's arrays; with `partial` the checkpoint may hold more. `where` begins an error, `hint` ends
+    that of a checkpoint which does not fit. -> state, update."""
     state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME_FLAGS))
     if len(set(found := devices.share(str(update)))) > 1:  # one may have failed to read what others could
         raise UsageError(f"{where}: the processes have read checkpoints {', '.join(found)}, must be one; try again")
@@ -167,31 +154,29 @@ def _newest_intact(
     for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
-            problem = _mismatch(path, like, partial, hint)
-            if not problem:
-                return _read(path, like), update
+            index = _index(path)
+            _compare(index, like, partial, where, hint)
+            return _read(path, index, like), update
+        except UsageError:
+            raise
         except Exception as error:  # whatever a damaged file makes NumPy, zipfile or json raise
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise UsageError(f"{where}: not enough memory to read checkpoint {path}") from None
             say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
-            continue
-        raise UsageError(f"{where}: {problem}")
     raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
 
 
-def _mismatch(path: Path, like: Any, partial: bool, hint: str) -> str | None:
-    """The first entry in which the checkpoint and `like` differ."""
-    there, here = _index(path), dict(_named(like))
+def _compare(there: dict[str, list], like: Any, partial: bool, where: str, hint: str) -> None:
+    """Refuse a checkpoint that does not hold what `like` does."""
+    here = dict(_named(like))
     for name, leaf in here.items():
         if name not in there:
-            return f"{name} is missing there{hint}"
+            raise UsageError(f"{where}: {name} is missing there{hint}")
         dtype, shape, _ = there[name]
-        if tuple(shape) != leaf.shape:
-            return f"{name} is {tuple(shape)} there, {leaf.shape} here{hint}"
-        if dtype != str(leaf.dtype):
-            return f"{name} is {dtype} there, {leaf.dtype} here{hint}"
-    surplus = [] if partial else sorted(there.keys() - here.keys())
-    return f"{surplus[0]} is unknown here{hint}" if surplus else None
+        if (dtype, tuple(shape)) != (str(leaf.dtype), leaf.shape):
+            raise UsageError(f"{where}: {name} is {dtype}{tuple(shape)} there, {leaf.dtype}{leaf.shape} here{hint}")
+    if surplus := [] if partial else sorted(there.keys() - here.keys()):
+        raise UsageError(f"{where}: {surplus[0]} is unknown here{hint}")
 
 
 def _index(path: Path) -> dict[str, list]:
@@ -207,8 +192,8 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path, like: Any) -> Any:
-    index, leaves = _index(path), []
+def _read(path: Path, index: dict[str, list], like: Any) -> Any:
+    leaves = []
     with contextlib.ExitStack() as stack:
         places: dict[str, list] = {}
         for file in [stack.enter_context(np.load(file)) for file in _files(path)]:
@@ -217,9 +202,13 @@ def _read(path: Path, like: Any) -> Any:
                 places.setdefault(name, []).append(([int(i) for i in start.split(",") if i], file, entry))
         for name, leaf in _named(like):
             full = _joined(leaf, ((start, file[entry]) for start, file, entry in places.get(name, ())))
-            value = jax.make_array_from_callback(full.shape, leaf.sharding, lambda at, full=full: full[at])
+            value = full if leaf.sharding is None else _placed(full, leaf.sharding)
             leaves.append(jax.random.wrap_key_data(value, impl=index[name][2]) if index[name][2] else value)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _placed(array: np.ndarray, sharding: Any) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
 
 
 def _joined(leaf: Any, parts: Iterable[tuple[list[int], np.ndarray]]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Choose the processes and devices of a run, and put the functions of one device on all of them."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -55,14 +56,8 @@ def number_of_gpus(root: Path = Path("/")) -> int:
 
 def _make_cpu_devices(count: int) -> None:
     # A CPU device uses one core for all but matrix products: two devices made 1.1 x the steps on CartPole-v1.
-    try:
+    with contextlib.suppress(RuntimeError):  # JAX has already made its devices
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX has already made its devices
-        if jax.devices()[0].platform == "cpu" and jax.device_count() < count:
-            say(
-                f"note: one CPU device for {count} cores, since something has started JAX before the script did (a "
-                f"module imported at its top?); import it later, or set JAX_NUM_CPU_DEVICES={count}"
-            )
 
 
 def enable_compilation_cache() -> None:
@@ -76,10 +71,9 @@ def enable_compilation_cache() -> None:
 
 def _cores(distributed: bool) -> int:
     """Count the CPU cores for this process. If started by hand, it cannot know that it shares its machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores, env = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), os.environ
     if not distributed:
         return cores
-    env = os.environ
     if "SLURM_CPUS_PER_TASK" in env:
         return min(cores, int(env["SLURM_CPUS_PER_TASK"]))
     if cores < os.cpu_count():  # the launcher bound it to its own cores
@@ -116,8 +110,7 @@ def machine() -> dict[str, Any]:
     except (OSError, TypeError):
         cpu = platform.processor() or platform.machine()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu, "cores": cores, "memory_gb": round(memory / 1e9)}
+    return {"cpu": cpu, "cores": _cores(distributed=False), "memory_gb": round(memory / 1e9)}
 
 
 def wait_for_all() -> None:
@@ -158,32 +151,23 @@ def choose_devices(
     at_most: int | None = None,
     what: str = "--num-envs / --num-rollout-chunks and --minibatch-size",
 ) -> list[jax.Device]:
-    """Choose `wanted` devices, by default all or `at_most`. Their count has to divide each of `sizes`, named in `what`.
-
-    The default is the largest count that does. If `wanted` does not, raise UsageError.
-    """
-    devices = jax.devices()
+    """Choose `wanted` devices, by default the largest count up to `at_most` that divides each of `sizes`, named in
+    `what`. Raise UsageError if `wanted` does not. Several processes use all of theirs."""
+    devices, text = jax.devices(), " and ".join(map(str, sizes))
     if jax.process_count() > 1:
-        text = f"all {len(devices)} devices of the {jax.process_count()} processes are used"
         if wanted not in (None, len(devices)):
-            raise UsageError(f"--num-devices {wanted}: {text}; give --num-devices {len(devices)}")
-        if any(size % len(devices) for size in sizes):
-            sizes = " and ".join(map(str, sizes))
-            raise UsageError(f"--distributed: {text}, which does not divide {what}, {sizes}")
-        return devices
+            raise UsageError(f"--num-devices {wanted}: all {len(devices)} devices are used; give that number")
+        wanted = len(devices)
     if wanted is None:
         most = min(len(devices), at_most or len(devices))
         count = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
         if count < len(devices):
-            why = (
-                f"more would not divide {' and '.join(map(str, sizes))}" if count < most else f"{most} is the most here"
-            )
+            why = f"more would not divide {text}" if count < most else f"{most} is the most here"
             print(f"using {count} of {len(devices)} devices: {why}")
         return devices[:count]
     if wanted > len(devices):
         raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
     if any(size % wanted for size in sizes):
-        text = " and ".join(map(str, sizes))
         raise UsageError(f"--num-devices {wanted}: does not divide {what}, {text}")
     return devices[:wanted]
 

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 import jax
 
 from common.run import devices, plots
-from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, typed
+from common.run.arguments import BY_HAND, SIZES, UsageError, flag, given, read_record, typed
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
 from common.run.tracking import say
 
@@ -29,6 +28,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "kinetix-env", 
 PACKAGES += ("mujoco", "mujoco-mjx", "craftax", "xminigrid", "playground", "gymnasium")
 LAUNCH = ("distributed", *BY_HAND)  # how processes find each other in this launch
 TRACKING = ("track", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode")
+CODE = ("--", ":(top)", ":(top,exclude)results", ":(top,exclude)docs")  # for git: what can change a run
 # What can change with --resume. With other devices the run goes on, but not bit for bit.
 GIVEN_ANEW = (*TRACKING, "num_devices", *LAUNCH)
 # What --evaluate never takes from the run. One device is enough, and the run's devices may not be here.
@@ -44,7 +44,7 @@ def settle(args: Any, script: str) -> Any:
         return _resumed(args, Path(args.resume), Path(script).stem)
     refuse_bad_target(args)
     if getattr(args, "evaluate", None) is not None:
-        return _evaluated(args, Path(script).stem)
+        return _evaluated(args)
     if getattr(args, "init_from", None) is not None:
         find_checkpoint(args.init_from)
     return args
@@ -53,14 +53,11 @@ def settle(args: Any, script: str) -> Any:
 def refuse_bad_target(args: Any) -> None:
     """Refuse a --run-name or --runs-dir with which no folder can be made."""
     place, name = Path(args.runs_dir), args.run_name
-    if name is not None:
-        if Path(name).name != name or len(os.fsencode(name)) > 255:
-            where = "--runs-dir says where it goes"
-            raise UsageError(f"--run-name {name!r}: must be a plain folder name of at most 255 bytes; {where}")
-        if re.search(r"@\d+$", name):
-            raise UsageError(f"--run-name {name}: ends like RUN@UPDATE, which names a checkpoint; name another")
-        if os.path.lexists(place / name):
-            _refuse_taken(place / name)
+    if name is not None and (Path(name).name != name or len(os.fsencode(name)) > 255):
+        where = "--runs-dir says where it goes"
+        raise UsageError(f"--run-name {name!r}: must be a plain folder name of at most 255 bytes; {where}")
+    if name is not None and os.path.lexists(place / name):
+        _refuse_taken(place / name)
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not os.access(place, os.W_OK):
@@ -83,34 +80,25 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
         branch = f"; --init-from {folder} starts a new run with others" if hasattr(default, "init_from") else ""
         raise UsageError(f"{where} with {', '.join(refused)}: a resumed run keeps its own flags{branch}")
     anew = {name: value for name, value in chosen.items() if name in GIVEN_ANEW}
-    saved = {name: value for name, value in saved.items() if name not in LAUNCH}
-    if "num_devices" in anew and "search_batch" in saved and anew["num_devices"] != saved["num_devices"]:
-        saved["search_batch"] = None  # it follows from the number of devices
-    args = kind(**{**saved, **anew, "resume": args.resume})
+    if anew.get("num_devices", saved.get("num_devices")) != saved.get("num_devices"):
+        saved.pop("search_batch", None)  # it follows from the number of devices
+    kept = {name: value for name, value in saved.items() if name not in LAUNCH}
+    args = kind(**{**kept, **anew, "resume": args.resume})
     if updates[-1] == args.num_updates and plots.finished(folder):
         print(f"{where}: finished already, {args.num_updates} of {args.num_updates} updates")
         raise SystemExit(0)
     return args
 
 
-def _evaluated(args: Any, script: str) -> Any:
+def _evaluated(args: Any) -> Any:
     kind, where = type(args), f"--evaluate {args.evaluate}"
-    _, record, _ = find_checkpoint(args.evaluate, "--evaluate")
-    saved, chosen = _saved(kind, record, where), given(args)
-    # How many levels a search plays at a time depends on the number of devices. Nothing is searched here.
-    saved |= {name: None for name in ("search_batch",) if name in saved}
-    if chosen.keys() & {"num_envs", "num_steps", "minibatch_size", "num_minibatches"}:
-        # How the run's updates and searches are split may not fit these. Nothing is trained, so few parts will do.
-        parts = chosen.get("num_rollout_chunks", 1)
-        count = None if "minibatch_size" in chosen else parts
-        split = {"minibatch_size": None, "num_minibatches": count, "num_rollout_chunks": parts}
-        split["sequence_length"] = None
-        saved |= {name: value for name, value in split.items() if name in saved}
+    saved, chosen = _saved(kind, find_checkpoint(args.evaluate, "--evaluate")[1], where), given(args)
+    saved.pop("search_batch", None)  # it follows from the number of devices
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
+    here |= {name: value for name, value in chosen.items() if name not in SIZES}  # nothing is trained
     if chosen.get("num_devices", 1) != 1:
         raise UsageError(f"--num-devices {args.num_devices} with {where}: an evaluation takes one device")
-    one = {"num_devices": 1} if hasattr(args, "num_devices") else {}
-    return kind(**{**saved, **here, **chosen, **one})
+    return kind(**{**saved, **here, "num_devices": 1})
 
 
 def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -240,7 +228,7 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
         "machine": devices.machine(),
         "git_commit": commit,
-        "git_dirty": bool(_git(script, "status", "--porcelain")) if commit else None,
+        "git_dirty": bool(_git(script, "status", "--porcelain", *CODE)) if commit else None,
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "wandb_id": uuid.uuid4().hex[:8],
         "steps_before": _steps_before(args),

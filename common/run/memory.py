@@ -31,22 +31,14 @@ def cgroup_limit(root: Path = Path("/")) -> float:
     """The memory limit of this process's container or Slurm job: the smallest of its cgroup's and those of the groups
     around it. Infinite if there is none. root: where /proc and /sys are."""
     limits, mount = [math.inf], root / "sys/fs/cgroup"
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:  # not Linux
-        return math.inf
-    for _, controllers, path in groups:
-        if controllers == "":  # version 2
-            top, name = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = mount / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # In a container the path may be the host's; then only the top of it is there.
-        inner = top / path.lstrip("/")
-        for group in (inner, *inner.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
-                limits.append(int((group / name).read_text()))
+    with contextlib.suppress(OSError):  # not Linux
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            # In a container the path may be the host's; then only the top of it is there.
+            inner = Path(line.split(":", 2)[2].lstrip("/"))
+            for group in (inner, *inner.parents):
+                for file in (mount / group / "memory.max", mount / "memory" / group / "memory.limit_in_bytes"):
+                    with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
+                        limits.append(int(file.read_text()))
     return min(limits)
 
 
@@ -83,10 +75,8 @@ def check_counts(args: Any) -> None:
 
 def check(args: Any, step: Any) -> None:
     """Print what a compiled update needs. Raise UsageError if the devices of a machine have less than their part."""
-    devices = jax.devices()[: args.num_devices]
-    here = [device for device in devices if device.process_index == jax.process_index()]
-    # The processes of one machine share its CPU memory.
-    node = platform.node()
+    here = [device for device in jax.devices()[: args.num_devices] if device.process_index == jax.process_index()]
+    node = platform.node()  # the processes of one machine share its CPU memory
     sharing = share(node).count(node) if here[0].platform == "cpu" else 1
     limit, (state, work) = device_bytes(here) // sharing, (size * len(here) for size in needed(step))
     each = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
@@ -98,10 +88,8 @@ def check(args: Any, step: Any) -> None:
             return
         # About what an update needs in more chunks, each of which has a part of every block.
         blocks, chunks = getattr(args, "num_blocks", 1), args.num_rollout_chunks
-        common = math.gcd(args.num_envs // blocks // len(devices), args.num_minibatches)
+        common = math.gcd(args.num_envs // blocks // args.num_devices, args.num_minibatches)
         fitting = [count for count in divisors(common) if state + work * chunks // count <= limit]
-        if getattr(args, "adaptive_lr_kl", None) is not None:  # which does not go together with chunks
-            fitting = []
         advice = f"--num-rollout-chunks {fitting[0]} should fit, or " if fitting else ""
         sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
         has = f"needs {(state + work) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB available{each}"

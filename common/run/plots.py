@@ -74,9 +74,14 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
     lines = []
     with contextlib.suppress(FileNotFoundError), open(Path(run) / "metrics.jsonl", errors="replace") as file:
         for text in file:
-            with contextlib.suppress(json.JSONDecodeError):
+            with contextlib.suppress(json.JSONDecodeError, RecursionError):
                 lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict) and {"update", "global_step"} <= line.keys()]
+    return [line for line in lines if isinstance(line, dict) and _is_sound(line)]
+
+
+def _is_sound(line: dict[str, Any]) -> bool:
+    counted = all(isinstance(line.get(name), int) for name in ("update", "global_step"))
+    return counted and not any(isinstance(value, str | dict) for value in line.values())
 
 
 def _has_value(value: Any) -> bool:
@@ -85,15 +90,11 @@ def _has_value(value: Any) -> bool:
 
 
 def series(lines: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out. A ratio to a
-    KL of 0 is infinite, and so is one below 0, to which older versions rounded the KL of a small step: both are NaN."""
+    """The values of `key` by step. -> steps [T], values [T, seeds]; lines without any value are left out."""
     kept = [line for line in lines if _has_value(line.get(key))]
     steps = np.array([line["global_step"] for line in kept], np.float64)
     values = np.array([np.ravel(line[key]) for line in kept], np.float64) if kept else np.empty((0, 1))  # None: NaN
-    if key == "outer/ddr":
-        values = np.where(values > 0, values, np.nan)
-    known = ~np.isnan(values).all(1)
-    return steps[known], values[known]
+    return steps, values
 
 
 def mean_and_ci(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -165,65 +166,49 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def labels(records: list[dict[str, Any]], runs: Sequence[Path | str]) -> list[str]:
-    """Label each run with the flags in which they differ or, if these are many or none, with its folder's name or path.
-    `records` are the runs' args.json."""
+    """Label each run with the flags in which they differ or, if these are many or none, with its folder. `records` are
+    the runs' args.json."""
     flags = [{"script": record["script"], **record["args"]} for record in records]
     names = [name for name in dict.fromkeys(n for f in flags for n in f) if name not in BOOKKEEPING]
     differing = [name for name in names if any(f.get(name) != flags[0].get(name) for f in flags)]
     found = [", ".join(f"{name} = {_short(f.get(name))}" for name in differing) for f in flags]
     if len(set(found)) == len(found) and max(map(len, found)) <= LONGEST_LABEL:
         return found
-    folders = [Path(run).name for run in runs]
-    return folders if len(set(folders)) == len(runs) else list(map(str, runs))
+    return list(map(str, runs))
 
 
 def _short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def draw(
-    runs: Sequence[Path | str],
-    out: Path | str,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    smooth: int | None = None,
-) -> bool:
+def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) -> bool:
     """Draw `keys` of the runs against environment steps into the picture file `out`: one panel per key, and for each
-    run the median and thin lines of up to FEW seeds, of more the mean with the 95 % interval shaded. The running mean
-    is over `smooth` lines; None takes about a fiftieth of the run. Return False and make no picture if there is nothing
-    to draw."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    run the median and thin lines of up to FEW seeds, of more the mean with the 95 % interval shaded. Return False and
+    make no picture if there is nothing to draw."""
+    from matplotlib.figure import Figure  # without pyplot, no backend is chosen for the process
 
     lines = [read_lines(run) for run in runs]
     records = [read_record(Path(run), "run") for run in runs]
-    names = labels(records, runs) if len(runs) > 1 else [""]
-    by_name = colours(names)
     keys = [key for key in keys or _panels(lines) if _has(lines, key)]
     if not keys:
         return False
-    smooth = smooth or max(1, max(map(len, lines)) // 50)
+    names = labels(records, runs) if len(runs) > 1 else [""]
+    by_name, smooth = colours(names), max(1, max(map(len, lines)) // 50)
     columns = len(keys) if len(keys) < 4 else -(-len(keys) // 2)
     rows = -(-len(keys) // columns)
-    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
-    # Without pyplot, no backend is chosen for the process and no figure stays in memory.
-    with matplotlib.rc_context(style):
-        width = 5.4 if columns < 3 else 4.2  # legible on a page that is 830 pixels wide
-        figure = Figure(figsize=(width * columns, 3.6 * rows + 0.4), layout="constrained")
-        for place, key in enumerate(keys, 1):
-            axes = figure.add_subplot(rows, columns, place)
-            for record, own, name in zip(records, lines, names, strict=True):
-                _draw_run(axes, own, key, record.get("steps_before") or 0, smooth, by_name[name], name)
-            many = records[0]["args"].get("num_seeds", 1) > 1
-            unit = "environment steps" if any("env_id" in record["args"] for record in records) else "steps"
-            _finish_axes(axes, key, f"{unit} (per seed)" if many else unit, smooth)
-        if len(runs) > 1:
-            handles, texts = figure.axes[0].get_legend_handles_labels()
-            in_a_row = max(1, int(13 * figure.get_figwidth()) // (max(map(len, texts), default=0) + 6))
-            figure.legend(handles, texts, loc="outside lower center", ncols=in_a_row, frameon=False)
-        figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
-        figure.suptitle(title or _title(records, lines), fontsize=12, parse_math=False)
-        figure.savefig(out, dpi=150)
+    figure = Figure(figsize=(5 * columns, 3.6 * rows + 0.4), layout="constrained")
+    for place, key in enumerate(keys, 1):
+        axes = figure.add_subplot(rows, columns, place)
+        for record, own, name in zip(records, lines, names, strict=True):
+            _draw_run(axes, own, key, record.get("steps_before") or 0, smooth, by_name[name], name)
+        _finish_axes(axes, key, smooth)
+    if len(runs) > 1:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
+    envs = dict.fromkeys(record["args"].get("env_id") for record in records)
+    scripts = dict.fromkeys(record["script"] for record in records)
+    title = " on ".join(", ".join(filter(None, part)) for part in (scripts, envs) if any(part))
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    figure.savefig(out, dpi=150)
     return True
 
 
@@ -259,40 +244,32 @@ def _draw_run(
     steps, values = series(lines, key)
     few = values.shape[1] <= FEW
     if len(steps):
-        # Of logarithms where the axis is one of them: an interval of a KL is then never below 0.
-        back = np.exp if key in LOGARITHMIC else np.asarray
-        logs = np.log(np.where(values > 0, values, np.nan)) if key in LOGARITHMIC else values
-        smoothed, steps = running_mean(logs, smooth), steps + begin
+        smoothed, steps = running_mean(values, smooth), steps + begin
         middle, width = mean_and_ci(smoothed)
         if not few:
-            axes.fill_between(steps, back(middle - width), back(middle + width), color=colour, alpha=0.18, linewidth=0)
-        elif values.shape[1] > 1:
+            axes.fill_between(steps, middle - width, middle + width, color=colour, alpha=0.18, linewidth=0)
+        else:
             middle = np.ma.median(np.ma.masked_invalid(smoothed), axis=1).filled(np.nan)
-            axes.plot(steps, back(smoothed), color=colour, linewidth=0.7, alpha=0.5)
-        elif smooth > 1:
-            axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.25)
-        marker = "o" if len(steps) == 1 else None
-        axes.plot(steps, back(middle), color=colour, linewidth=1.7, label=label, marker=marker)
+            each = smoothed if values.shape[1] > 1 else values
+            axes.plot(steps, each, color=colour, linewidth=0.7, alpha=0.4)
+        axes.plot(steps, middle, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
     steps, values = series(lines, EVALUATION.get(key, ""))
     if len(steps):
         for middle, width in [(seed, None) for seed in values.T] if few else [mean_and_ci(values)]:
             axes.errorbar(steps + begin, middle, width, fmt="o", mfc="white", color=colour, markersize=5)
 
 
-def _finish_axes(axes: Any, key: str, x_label: str, smooth: int) -> None:
+def _finish_axes(axes: Any, key: str, smooth: int) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes.set_xlabel(x_label)
+    axes.set_xlabel("steps (of each seed)")
     running = f"\n(running mean of {smooth} lines)" if smooth > 1 else ""
     circles = "\n(circles: evaluation)" if key in EVALUATION and axes.containers else ""
     axes.set_ylabel(AXIS_LABELS.get(key, key) + running + circles)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(linewidth=0.5, alpha=0.35)
-    axes.margins(x=0.02)
-    if key == "charts/solve_rate":
-        axes.set_ylim(-0.02, 1.02)
-    low, high = axes.dataLim.intervaly
-    if key in LOGARITHMIC and 0 < low < high:
+    axes.spines[["top", "right"]].set_visible(False)
+    if key in LOGARITHMIC and axes.dataLim.minposy < np.inf:
         axes.set_yscale("log")
 
 
@@ -306,32 +283,13 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return np.where(share > 0.5 / width, total / np.maximum(share, 0.5 / width), np.nan)
 
 
-def _title(records: list[dict[str, Any]], lines: list[list[dict[str, Any]]]) -> str:
-    envs = dict.fromkeys(record["args"]["env_id"] for record in records if "env_id" in record["args"])
-    text = ", ".join(dict.fromkeys(record["script"] for record in records))
-    text += f" on {', '.join(envs)}" if envs else ""
-    counts = {series(run_lines, "charts/episodic_return")[1].shape[1] for run_lines in lines}
-    if len(counts) > 1 or max(counts) < 2:
-        return text
-    (seeds,) = counts
-    return f"{text}, {'median and each' if seeds <= FEW else 'mean and 95 % interval'} of {seeds} seeds"
-
-
-def main(
-    runs: Positional[tuple[Path, ...]],
-    out: Path = Path("curves.png"),
-    keys: tuple[str, ...] = (),
-    title: str | None = None,
-    smooth: int | None = None,
-) -> None:
+def main(runs: Positional[tuple[Path, ...]], out: Path = Path("curves.png"), keys: tuple[str, ...] = ()) -> None:
     """Draw several runs in one picture.
 
     Args:
         runs: Folders of the runs.
         out: The picture to write (.png, .pdf or .svg).
         keys: Keys of metrics.jsonl, one panel each (default: return, KL, data-to-divergence ratio, entropy).
-        title: Title of the picture.
-        smooth: Count of lines in the running mean (default: about a fiftieth of the run).
     """
     if not runs:
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
@@ -342,7 +300,7 @@ def main(
         if not _has(lines, key):
             raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
     try:
-        drawn = draw(runs, out, keys, title, smooth)
+        drawn = draw(runs, out, keys)
     except (OSError, ValueError) as error:  # no such folder, an unknown format
         raise UsageError(f"--out {out}: cannot be written ({str(error).splitlines()[0]})") from None
     if not drawn:

@@ -1,16 +1,4 @@
-"""A run from beginning to end, independent of the algorithm.
-
-    def train(args):
-        args, init, step, measure, keys = build(begin(args, __file__))
-        run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
-        with run:
-            for update in run.updates():
-                state, metrics, sample = step(state)
-                run.record(update, state, metrics, measure, sample)
-        return run.finish()
-
-    if __name__ == "__main__":
-        main(train, Args)  # common/run/command.py
+"""A run from beginning to end, independent of the algorithm; `train` of a script shows how it is used.
 
 A run is a folder: args.json, metrics.jsonl, checkpoints/, source.py, environment.py if it is the user's own, at the end
 summary.json and curve.png, and videos/ if there are any.
@@ -41,7 +29,7 @@ from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.command import SIGNALS, Diverged, raised_on_host
 from common.run.tracking import Progress, Tracker, plain, pool, say
 
-PAUSE, RETRIES = 60, 10  # seconds between attempts to save the last checkpoint, and how many after the first
+RETRIES, PAUSE = 10, 60  # the last checkpoint is tried so often again, after so many seconds each
 
 
 def begin(args: Any, script: str) -> Any:
@@ -50,10 +38,6 @@ def begin(args: Any, script: str) -> Any:
     devices.start(args)
     args = devices.together(lambda: folder.settle(args, script))
     return apply_scaling(args) if hasattr(args, "scaling") else args
-
-
-def _pause(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 class Run:
@@ -85,7 +69,9 @@ class Run:
             learner, update, steps = checkpoints.load_for_evaluation(args, shapes.learner._replace(opt_state=None))
             run = cls.evaluation(args, script, player, learner, update, steps)
             return run, run._state, step
-        checkpoints.check_learner(args, shapes.learner, same, may_lack)
+        loaded = None
+        if args.init_from and not args.resume:
+            loaded = checkpoints.load_learner(args, shapes.learner, same, may_lack)
         memory.check_counts(args)
         print(describe(args))
         if jax.process_index() == 0:
@@ -95,8 +81,8 @@ class Run:
         seconds = round(time.perf_counter() - began, 1)
         memory.check(args, step)
         state = init(keys)
-        if args.init_from and not args.resume:
-            state = state._replace(learner=checkpoints.load_learner(args, state.learner, may_lack=may_lack))
+        if loaded is not None:
+            state = state._replace(learner=checkpoints.take_over(args, state.learner, loaded, may_lack))
         run = run or cls(args, script, player)
         run._state = state = run.restore(state)
         run.note("compile_s", seconds)
@@ -122,7 +108,7 @@ class Run:
         self._first = self.done = self._saved = self.num_updates if only else 0  # last updates: restored, done, saved
         self._evaluated: set[int] = set()
         self._signal: int | None = None
-        self._stopping = self._broken = False  # by a signal, by an environment on the host
+        self._stopping = False  # by a signal
         self._failed = self._unfinished = False  # whether --resume has something to make again, or to make at all
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
         self._old_handlers: dict[int, Any] = {}
@@ -212,33 +198,30 @@ class Run:
         self._old_handlers = {}
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        broken = error is not None and raised_on_host(error) is not None
         try:
             if error is None:
                 self._drain()
-            elif raised_on_host(error):
-                self._broken = True
+            elif broken:
                 with contextlib.suppress(jax.errors.JaxRuntimeError):  # the pending update may be the one that raised
                     self._take()
-                self._write_rows()
-            else:
-                self._write_rows()
+            self._write_rows()
         finally:
-            self._close()
+            self._progress.close()
+            self._restore_handlers()
+            if self._tracker is not None:
+                self._tracker.close()
+            if self._lock is not None:
+                self._lock.close()
+            if self.is_main and (self._signal is not None or broken):
+                say(self._how_to_go_on())
 
-    def _close(self) -> None:
-        self._progress.close()
-        self._restore_handlers()
-        if self._tracker is not None:
-            self._tracker.close()
-        if self._lock is not None:
-            self._lock.close()
-        if self.is_main and (self._signal is not None or self._broken):
-            said = "stopped before the first checkpoint: there is nothing to go on from"
-            if newest := self._newest():
-                also = ["--distributed"] if jax.process_count() > 1 else []
-                command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
-                said = f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
-            say(said)
+    def _how_to_go_on(self) -> str:
+        if not (newest := self._newest()):
+            return "stopped before the first checkpoint: there is nothing to go on from"
+        also = ["--distributed"] if jax.process_count() > 1 else []
+        command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
+        return f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
 
     def _newest(self) -> Path | None:
         with contextlib.suppress(UsageError):  # a folder that cannot be read now
@@ -264,10 +247,10 @@ class Run:
         self, update: int, state: Any, metrics: dict, measure: Callable | None = None, sample: Any = None
     ) -> None:
         """Keep an update, just dispatched: its state, and its metrics, [] or [num_seeds] each. As they are due, measure
-        its sample by measure(learner, sample), write, save a checkpoint, evaluate."""
-        self._state = state
-        if measure is not None:
-            metrics = self.measure_if_due(update, metrics, measure, state.learner, sample)
+        its sample by measure(learner, sample) every --plasticity-every updates, write, save a checkpoint, evaluate."""
+        self._state, every = state, self.args.plasticity_every if measure else 0
+        if every and (update % every == 0 or update == self.num_updates):
+            metrics = self._measured(metrics, measure, state.learner, sample)
         self.log(update, metrics)
         self.save_if_due(update, state)
         if self._player is not None:
@@ -308,12 +291,10 @@ class Run:
         self.guard("args.json", self._make_again_if_deleted)
         self.guard("metrics.jsonl", lambda: self._append(json.dumps(line, allow_nan=False)))
         if self._tracker is not None:
-            self._tracker.log(line)
+            self._tracker.send(line)
 
     def _make_again_if_deleted(self) -> None:
-        try:
-            (self.path / "args.json").stat()
-        except (FileNotFoundError, NotADirectoryError):  # not one that cannot be reached for a while
+        if not (self.path / "args.json").exists():  # raises if it cannot be reached for a while
             self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             folder.write_record(self.path, self._record, self.args, self._script)
@@ -394,21 +375,19 @@ class Run:
             return
         self._drain()
         # No other one follows the last. Whoever stops a run may not wait, and several processes would have to agree.
-        again = RETRIES if last and not self._stopping and jax.process_count() == 1 else 0
-        more = f"; trying again every {PAUSE} s, {again} times" if again else ""
+        patient = last and not self._stopping and jax.process_count() == 1
         with self.aside():
-            for left in range(again, -1, -1):
+            for left in range(RETRIES * patient, -1, -1):
                 try:
                     checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
                     self._saved, self._failed = update, False
                     break
                 except OSError as error:
                     self._failed = last
-                    kind = "last checkpoint" if last else "checkpoints"
-                    self._warn(kind, f"checkpoint {update} could not be saved ({first_line(error)}){more}")
-                if left == 0 or self.interrupted:
-                    break
-                _pause(PAUSE)
+                    more = f"; trying again every {PAUSE} s, {RETRIES} times" if patient else ""
+                    self._warn(f"save {last}", f"checkpoint {update} could not be saved ({first_line(error)}){more}")
+                if left and not self.interrupted:
+                    time.sleep(PAUSE)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
@@ -426,10 +405,9 @@ class Run:
             except Exception as error:
                 if self._only:
                     raise
-                why = raised_on_host(error) or traceback.format_exc()
                 self._failed = update == self.num_updates
-                then = "--resume makes it again" if self._failed else "the run goes on"
-                self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed; {then}: {why}")
+                why = raised_on_host(error) or traceback.format_exc()
+                self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed: {why}")
                 return {}
         self._stopping |= given_up()
         self._unfinished = self.is_main and scores is None
@@ -457,14 +435,10 @@ class Run:
                 self._warn("video", f"no video {file} ({first_line(error)})")
             else:
                 if self._tracker is not None:
-                    self._tracker.video(f"videos/{name}", file)
+                    self._tracker.send((f"videos/{name}", file))
 
-    def measure_if_due(self, update: int, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict:
-        """Add measure(*inputs) to the metrics of the update just dispatched, every --plasticity-every updates and at
-        the last one; never if that is 0. charts/SPS leaves out its time."""
-        every = self.args.plasticity_every
-        if every == 0 or (update % every and update != self.num_updates):
-            return metrics
+    def _measured(self, metrics: dict[str, jax.Array], measure: Callable, *inputs: Any) -> dict[str, jax.Array]:
+        """Add measure(*inputs) to the metrics of the update just dispatched. charts/SPS leaves out its time."""
         self._take()
         # Wait for the update, and then for the measurement: two programs at once on several CPU devices could wait for
         # each other forever.
@@ -485,15 +459,14 @@ class Run:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
         1 if its last checkpoint or evaluation failed. -> the run's folder."""
         if self.is_main:
-            summary = {**self._facts(), **plots.summarize(self.path), **self._resources()}
+            summary = self._summary()
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
             if not (self._unfinished or self._failed):
                 self.guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self.guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
-            if summary["steps_per_second"] and hasattr(self.args, "num_envs") and "final_return" not in summary:
-                advice = "; --time-limit truncates episodes" if hasattr(self.args, "time_limit") else ""
-                say(f"note: no episode ended in training, so there is no return{advice}")
+            if summary["steps_per_second"] and hasattr(self.args, "time_limit") and "final_return" not in summary:
+                say("note: no episode ended in training, so there is no return; --time-limit truncates episodes")
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
         devices.wait_for_all()  # for the first one, which has evaluated and filmed alone
@@ -501,8 +474,9 @@ class Run:
             raise SystemExit(1 if self._failed else 128 + self._signal)
         return self.path
 
-    def _facts(self) -> dict[str, Any]:
-        newest = self._newest()
+    def _summary(self) -> dict[str, Any]:
+        newest, unit = self._newest(), 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
         return {
             "run": str(self.path),
             "checkpoint": str(newest) if newest else None,
@@ -511,12 +485,7 @@ class Run:
             "num_updates": self.num_updates,
             "global_step": self.done * self.steps_per_update,
             "not_finite_since_update": self._not_finite,
-        }
-
-    def _resources(self) -> dict[str, Any]:
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
-        stats = [device.memory_stats() or {} for device in jax.local_devices()]
-        return {
+            **plots.summarize(self.path),
             "wall_s": round(self._offset + time.perf_counter() - self._born, 1),
             **self._record.get("notes", {}),
             "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,

@@ -1,7 +1,6 @@
 """What a training run reports: metrics pooled into lines, progress on the terminal, wandb."""
 
 import contextlib
-import functools
 import math
 import os
 import queue
@@ -19,28 +18,34 @@ from tqdm import tqdm
 PER_EPISODE = re.compile("charts/(.+_)?(episodic_.+|solve_rate)")
 
 
+class Outliving:
+    """stdout or stderr that outlives its reader (a `tee` that dies, a closed terminal, a full disk): what cannot be
+    written is lost."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def guard_output() -> None:
-    """Let the program outlive the readers of stdout and stderr (a `tee` that dies, a closed terminal, a full disk):
-    what cannot be written is lost."""
+    """Let the program outlive the readers of stdout and stderr."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (closed when Python started)
-        setattr(sys, name, stream)
-        with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or a closed one
-            stream.reconfigure(errors="backslashreplace")  # where the encoding is ASCII, η would raise
-        for method in {"write", "flush"} - vars(stream).keys():
-            setattr(stream, method, functools.partial(_or_nowhere, stream, getattr(stream, method)))
-
-
-def _or_nowhere(stream: Any, method: Any, *text: str) -> Any:
-    try:
-        return method(*text)
-    except (OSError, ValueError):  # ValueError: the stream is closed
-        # Redirect the descriptor: XLA also writes there, and Python flushes it again at exit.
-        with contextlib.suppress(OSError, ValueError):
-            there, nothing = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
-            if nothing != there:  # the same if it was closed: the next file opened gets its number
-                os.dup2(nothing, there)
-                os.close(nothing)
+        if not isinstance(stream, Outliving):
+            with contextlib.suppress(AttributeError):  # not a stream of Python's own
+                stream.reconfigure(errors="backslashreplace")  # where the encoding is ASCII, η would raise
+            setattr(sys, name, Outliving(stream))
 
 
 def say(message: str) -> None:
@@ -54,25 +59,19 @@ def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     pooled = {}
     for key in dict.fromkeys(key for row in rows for key in row):
         having = [row for row in rows if key in row]
-        of_episodes = PER_EPISODE.fullmatch(key)
-        if len(having) == 1 and not of_episodes:
-            pooled[key] = having[0][key]
-            continue
         values = np.stack([row[key] for row in having])
-        if key.endswith("num_episodes"):
+        if len(having) == 1:
+            pooled[key] = values[0]
+        elif key.endswith("num_episodes"):
             pooled[key] = values.sum(0)
-            continue
-        values = values.astype(np.float64)
-        weights = np.ones_like(values)
-        count = of_episodes and f"charts/{of_episodes[1] or ''}num_episodes"
-        if count and all(count in row for row in having):
-            weights = np.stack([row[count] for row in having]).astype(np.float64)
-        weights = np.where(np.isnan(values), 0.0, weights)
-        if key == "outer/ddr":  # infinite where an update did not move the policy; never negative but for rounding
-            weights = np.where(np.isinf(values) | (values <= 0), 0.0, weights)
-        total = weights.sum(0)
-        summed = (np.where(weights > 0, values, 0.0) * weights).sum(0)
-        pooled[key] = np.where(total > 0, summed / np.where(total > 0, total, 1.0), np.nan)
+        else:
+            of_episodes = PER_EPISODE.fullmatch(key)
+            count = f"charts/{of_episodes[1] or ''}num_episodes" if of_episodes else None
+            weights = np.stack([row.get(count, np.ones_like(row[key])) for row in having]).astype(np.float64)
+            # outer/ddr is infinite where an update did not move the policy; it is never negative but for rounding.
+            weights[np.isnan(values) | ((key == "outer/ddr") & (np.isinf(values) | (values <= 0)))] = 0.0
+            total, summed = weights.sum(0), (np.where(weights > 0, values.astype(np.float64), 0.0) * weights).sum(0)
+            pooled[key] = np.where(total > 0, summed / np.where(total > 0, total, 1.0), np.nan)
     return pooled
 
 
@@ -121,15 +120,10 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
         self._thread.start()
 
-    def log(self, line: dict[str, Any]) -> None:
-        """Send one line of metrics.jsonl; its global_step is the step."""
+    def send(self, item: dict[str, Any] | tuple[str, Path]) -> None:
+        """Send a line of metrics.jsonl, whose global_step is the step, or a video (key, file) at the step before it."""
         if self._thread.is_alive():
-            self._queue.put(line)
-
-    def video(self, key: str, file: Path) -> None:
-        """Send a video file, at the step of the line before it."""
-        if self._thread.is_alive():
-            self._queue.put((key, file))
+            self._queue.put(item)
 
     def close(self, timeout: float = 30.0) -> None:
         """Finish the wandb run, waiting at most `timeout` seconds for it."""
