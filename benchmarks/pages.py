@@ -73,7 +73,7 @@ def commands(script: str) -> None:
     runs, lines = read("learning")["runs"], []
     for row in tasks.TABLE.values():
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
-        other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192"))
+        other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192", "_65536"))
         other |= "_beside_" in row.name  # flags for another script
         if row.script == script and returns and not other:
             lines.append(

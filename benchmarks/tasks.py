@@ -192,6 +192,12 @@ def on_minatar() -> Iterator[Row]:
                 yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
 
 
+def many() -> Iterator[Row]:
+    """Eight updates."""
+    flags = "--num-envs 65536 --num-minibatches 1024"
+    yield Row("breakout_ppo_65536", "minatar", "Breakout", "ppo.py", flags, GAMES["Breakout"][0], DISCOGEN)
+
+
 def plain() -> Iterator[Row]:
     for group, tasks in {"classic": CLASSIC, "control": CONTROL, "others": OTHERS}.items():
         for task, (score, source, flags) in tasks.items():
@@ -205,4 +211,4 @@ def pairs() -> Iterator[Row]:
         yield Row(f"{name}_{kind}", "memory", task, script, flags, against=f"{name}_beside_{kind}")
 
 
-TABLE = {row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *plain(), *pairs())}
+TABLE = {row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *many(), *plain(), *pairs())}

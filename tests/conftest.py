@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
 # and with XLA's fusion emitters they would take three times as long to compile.
@@ -15,6 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("MPLBACKEND", "agg")
+# A job in the background, such as CI under nohup, ignores Ctrl-C, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from typing import Any, NamedTuple
 

@@ -527,7 +527,7 @@ def limit():
 def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
     """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
     pauses = []
-    monkeypatch.setattr(runs.time, "sleep", pauses.append)
+    monkeypatch.setattr(runs, "_pause", pauses.append)
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
     run = run_of(args, 4, checkpoint_every=1)
     with run:
@@ -545,7 +545,7 @@ def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
 
 
 def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatch, limit):
-    monkeypatch.setattr(runs.time, "sleep", lambda seconds: limit())
+    monkeypatch.setattr(runs, "_pause", lambda seconds: limit())
     run = run_of(args, 1)
     with run:
         run.log(1, losses(1)[0])

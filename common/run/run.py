@@ -40,6 +40,10 @@ def begin(args: Any, script: str) -> Any:
     return apply_scaling(args) if hasattr(args, "scaling") else args
 
 
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 class Run:
     """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
     the current update; a second one acts as usual. only: no training, just an evaluation after so many
@@ -387,7 +391,7 @@ class Run:
                     more = f"; trying again every {PAUSE} s, {RETRIES} times" if patient else ""
                     self._warn(f"save {last}", f"checkpoint {update} could not be saved ({first_line(error)}){more}")
                 if left and not self.interrupted:
-                    time.sleep(PAUSE)
+                    _pause(PAUSE)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
