@@ -16,8 +16,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("MPLBACKEND", "agg")
-# A job in the background, such as CI under nohup, ignores Ctrl-C, and so would all that it starts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from typing import Any, NamedTuple
 
@@ -32,6 +30,8 @@ from common.actions import Box, Categorical, Discrete
 from common.run import devices
 from experiments import grid
 
+# A job in the background, such as CI under nohup, ignores Ctrl-C, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 devices.enable_compilation_cache()
 
 
