@@ -114,11 +114,6 @@ OTHERS = {
         "published PPO, 100M steps",
         "--env-id craftax/Craftax-Classic-Symbolic-v1 --num-envs 256 --minibatch-size 1024 --total-timesteps 10000000",
     ),
-    "DoorKey-8x8": (
-        None,
-        "",
-        "--env-id xminigrid/MiniGrid-DoorKey-8x8 --num-envs 1024 --stagger-resets 640 --total-timesteps 2000000",
-    ),
     "LunarLander": (
         200,
         "what counts as solved",
@@ -142,6 +137,11 @@ PAIRS = {
         "ppo_rnd.py",
         "--env-id DeepSea-bsuite --env-kwargs '{\"size\": 20}' --num-envs 64 --minibatch-size 512 "
         "--total-timesteps 2097152",
+    ),
+    "DoorKey-8x8": (
+        "ppo_rnd.py",
+        "--env-id xminigrid/MiniGrid-DoorKey-8x8 --env-kwargs '{\"max_steps\": 100}' --num-envs 512 --num-steps 16 "
+        "--minibatch-size 1024 --total-timesteps 4194304",
     ),
     "Breakout, 3,072 environments": ("sapg.py", f"--num-envs 3072 --total-timesteps {STEPS}"),
 }

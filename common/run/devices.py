@@ -1,6 +1,5 @@
 """Choose the processes and devices of a run, and put the functions of one device on all of them."""
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -56,8 +55,14 @@ def number_of_gpus(root: Path = Path("/")) -> int:
 
 def _make_cpu_devices(count: int) -> None:
     # A CPU device uses one core for all but matrix products: two devices made 1.1 x the steps on CartPole-v1.
-    with contextlib.suppress(RuntimeError):  # JAX has already made its devices
+    try:
         jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX has already made its devices
+        if jax.devices()[0].platform == "cpu" and jax.device_count() < count:
+            say(
+                f"note: one CPU device for {count} cores, since something has started JAX before the script did (a "
+                f"module imported at its top?); import it later, or set JAX_NUM_CPU_DEVICES={count}"
+            )
 
 
 def enable_compilation_cache() -> None:
