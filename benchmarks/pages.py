@@ -60,9 +60,7 @@ def learning() -> None:
         print(f"- **{game}**: {', '.join(said)}")
         greedy = np.mean([run["greedy"] for run in found])
         others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
-    alone = min(sum(run["row"] == f"seconds_breakout_{who}" for run in runs) for who in ("peer", "ours"))
     print(f"\nIn brackets, {row.source} after 10M steps; both with most probable actions: {', '.join(others)}.")
-    print(f"In the picture PureJaxRL and its flags have {alone} seed{'s' * (alone > 1)}.")
 
 
 def commands(script: str) -> None:
