@@ -276,11 +276,9 @@ def verdict(apart: float, width: float) -> str:
     return "below, within the interval" if apart + width >= 0 else "**below**"
 
 
-def compare(row: Row, runs: Sequence[dict[str, Any]], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
-    """-> the reference and where it leaves the row, as the page says them. Published scores are of most probable
-    actions, and so is what is compared with them."""
+def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dict[str, Any]]) -> tuple[str, str]:
+    """-> the reference and where it leaves the row, as the page says them."""
     if row.against:
-        scores = [run["sampled"] for run in runs]
         theirs = [run["sampled"] for run in runs_of(TABLE[row.against], stored)]
         if not theirs:
             return "–", ""
@@ -292,8 +290,7 @@ def compare(row: Row, runs: Sequence[dict[str, Any]], stored: dict[tuple[str, st
             f"{number(np.mean(theirs))} ({name}, {len(theirs)} seed{'s' * (len(theirs) > 1)})",
             f"{verdict(apart, width)} ({between})",
         )
-    scores = [run["greedy"] for run in runs if run["greedy"] is not None]
-    if row.reference is None or not scores:
+    if row.reference is None:
         return "–", ""
     mean, width = interval(scores)
     return f"{number(row.reference)} ({row.source})", verdict(mean - row.reference, width)
@@ -316,7 +313,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
         middle, never = np.median(times), sum(map(np.isinf, times))
         missed = f", {never} of {len(times)} never" if never else ""
         cells.append(f"{row.goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}")
-    return f"| {' | '.join((*cells, *compare(row, runs, stored)))} |"
+    return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
 
 
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -359,9 +356,10 @@ imports and compiling, on one core with other runs beside it unless a table says
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
-[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. Published scores are of most probable actions,
-and are compared with our column of that name. "Reached": our mean is not lower, though the seeds may allow a lower one.
-"Below, within the interval": it is lower, and the seeds allow an equal one; **below**: they do not."""
+[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. The verdict is on
+our sampled actions, which mostly score less; published scores are of most probable actions, for which we have a column.
+"Reached": our mean is not lower, though the seeds may allow a lower one. "Below, within the interval": it is lower, and
+the seeds allow an equal one; **below**: they do not."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:

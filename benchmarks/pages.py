@@ -60,7 +60,7 @@ def learning() -> None:
         print(f"- **{game}**: {', '.join(said)}")
         greedy = np.mean([run["greedy"] for run in found])
         others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
-    print(f"\nIn brackets, {row.source} after 10M steps; both with most probable actions: {', '.join(others)}.")
+    print(f"\nWith most probable actions, and in brackets {row.source} after 10M steps: {', '.join(others)}.")
 
 
 def commands(script: str) -> None:

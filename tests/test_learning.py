@@ -195,11 +195,10 @@ def test_seconds_until_a_return():
 
 
 def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
-    """By its most probable actions, which here score 1 more."""
     for game, scores, told in (
         ("breakout", 20.0 + np.arange(10), "| **below** |"),  # 69.9
-        ("freeway", 59.0 + np.arange(5), "| reached |"),  # 61.8
-        ("asterix", (11, 15, 19), "| below, within the interval |"),  # 17.0
+        ("freeway", 63.0 + np.arange(5), "| reached |"),  # 61.8
+        ("asterix", (12, 16, 20), "| below, within the interval |"),  # 17.0
     ):
         runs = [run_of(tasks.TABLE[f"{game}_ppo_64"], seed, float(score)) for seed, score in enumerate(scores)]
         page = learning.make_page(stored(*runs), "learning.png")
@@ -210,7 +209,10 @@ def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
 def test_the_page_is_written_and_checked(stub, capsys):
     args = Args(rows=("good", "alone"))
     learning.main(args)
-    assert "40.5 ± 6.4 | 40.5 | 50.0 | 0.0 | 25: 1 s | 41.5 (a book) | reached |" in args.page.read_text()
+    assert (
+        "40.5 ± 6.4 | 40.5 | 50.0 | 0.0 | 25: 1 s | 41.5 (a book) | below, within the interval |"
+        in args.page.read_text()
+    )
     assert args.out.with_suffix(".png").stat().st_size > 10_000
     learning.main(replace(args, check=True))
     args.page.write_text(args.page.read_text().replace("40.5", "45.5", 1))
