@@ -265,13 +265,19 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
             shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
-        log.write(shlex.join(words) + "\n")
-        log.flush()
-        # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
-        # second signal, at which it exits without saving.
-        words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
-        with bound(cores):
-            return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
+        return launch(words, log, cores)
+
+
+def launch(words: list[str], log: Any, cores: set[int], **environ: str) -> subprocess.Popen:
+    """Starts a command, python SCRIPT ..., whose output goes to the open file `log`."""
+    log.write(shlex.join(words) + "\n")
+    log.flush()
+    script = words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
+    # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's second
+    # signal, at which it exits without saving.
+    how = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "process_group": 0}
+    with bound(cores):
+        return subprocess.Popen([sys.executable, script, *words[2:]], env=os.environ | environ, **how)
 
 
 @contextlib.contextmanager
