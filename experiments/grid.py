@@ -148,14 +148,15 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
                 for cell in list(waiting):
                     source = cell.source
                     # Before its state: a source may be finished in between.
-                    elsewhere = source is not None and source.name not in mine and _busy(source, folder)
+                    here = source is not None and source.name in mine
+                    elsewhere = source is not None and not here and _busy(source, folder)
                     if source is None or state(source, folder) == "finished":
                         waiting.remove(cell)
                         return cell
                     if elsewhere and source.name not in told:
                         say(f"waiting for {source.name}, which another process is running")
                         told.add(source.name)
-                    elif not elsewhere and source.name not in mine:
+                    elif not here and not elsewhere:
                         waiting.remove(cell)
                         mine.discard(cell.name)
                         failed.append(f"{cell.name}: not started, {source.name} is not finished")
@@ -234,19 +235,19 @@ def signals_interrupt() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def cores() -> list[int]:
+    """Those of this process."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
 
 
 def cores_or_one() -> int:
     """How many runs go at once: one per core; one where JAX is going to use a GPU, which they would share."""
-    return 1 if devices.number_of_gpus() else cores()
+    return 1 if devices.number_of_gpus() else len(cores())
 
 
 def shares(jobs: int) -> list[set[int]]:
     """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
+    return [set(cores()[job::jobs]) or set(cores()) for job in range(jobs)]
 
 
 def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None:
@@ -284,14 +285,15 @@ def launch(words: list[str], log: Any, cores: set[int], **environ: str) -> subpr
 def bound(cores: set[int]) -> Iterator[None]:
     """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
     could deadlock once JAX has started its threads.)"""
-    before = os.sched_getaffinity(0) if cores else set()
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
     try:
-        if cores:
-            os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, cores)
         yield
     finally:
-        if cores:
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)
 
 
 def alive(run: Path) -> bool:

@@ -23,9 +23,8 @@ import sapg
 import sfl_kinetix
 import stochastic_opt
 from common.run import arguments
-from common.run.arguments import UsageError
 from common.run.command import main as run_main
-from experiments import effects, grid, paper_a, paper_a_bowl, pictures, results
+from experiments import grid, paper_a, paper_a_bowl, pictures, results
 from experiments.data import Data, each
 from experiments.effects import Effect, difference, over_games, verdict
 from experiments.grid import Cell
@@ -106,12 +105,6 @@ def test_the_interval_over_games_is_that_of_our_own_bootstrap():
     assert over_games("x", np.where(a == a[0, 0], np.nan, a), b, above=0.0).outcome == "open"
 
 
-def test_without_rliable_an_interval_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rliable", None)
-    with pytest.raises(UsageError, match=r"intervals over games need rliable; pip install -r requirements-figures.txt"):
-        effects.rliable()
-
-
 # Commands
 
 
@@ -151,18 +144,6 @@ def test_a_name_stands_for_one_command_and_one_folder(preset):
             assert commands.setdefault(cell.name, words) == words and names.setdefault(words, cell.name) == cell.name
             assert Path(cell.name).name == cell.name and len(cell.name) < 200
     assert len(names) > 60
-
-
-def test_the_figures_and_their_presets():
-    """What a CPU cannot decide has no preset for one."""
-    of_a = "1a 1b 2a 2b 2c 3a 3b 4 5a 5b 6a 6b 7a 7b 8 9 10 11 12a 12b 13 14 15 16a 16b 17 18 19 20"
-    of_b = ["B1a", "B1b", "B1c", *(f"B{number}" for number in (*range(2, 14), 16)), "BN"]
-    assert list(figures.FIGURES) == [*of_a.split(), *of_b]
-    large = "10 11 14 15 16a 16b 17 18 19 20 B2 B6 B7 B8 B9 B10 B12 B13 B16"
-    assert {name for name, figure in figures.FIGURES.items() if "laptop" not in figure.presets} == {*large.split()}
-    bowls = {name for name, figure in figures.FIGURES.items() if list(figure.presets) == ["laptop"]}
-    assert bowls == {"1b", "2a", "3b"}
-    assert all({"gpu", "paper"} <= {*figure.presets} for name, figure in figures.FIGURES.items() if name not in bowls)
 
 
 # What runs have logged
@@ -421,14 +402,6 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
     assert "  open (" in capsys.readouterr().out
 
 
-def test_a_results_folder_that_cannot_be_written_is_told_before_the_runs(monkeypatch, capsys, tmp_path, no_runs):
-    monkeypatch.setattr(grid, "run_missing", lambda *_: pytest.fail("ran something"))
-    with pytest.raises(SystemExit) as exit:
-        call(monkeypatch, "3b", "--runs-dir", tmp_path / "runs", "--results-dir", "/proc/none")
-    said = "figures.py: error: --results-dir /proc/none: cannot write there (No such file or directory)\n"
-    assert exit.value.code == 2 and capsys.readouterr().err == said
-
-
 @pytest.mark.parametrize(
     "flags, said",
     [
@@ -437,6 +410,7 @@ def test_a_results_folder_that_cannot_be_written_is_told_before_the_runs(monkeyp
         ("B1", "do you mean B1"),
         ("", "--list"),
         ("11", "--preset laptop: figure 11 does not have it; it has gpu, paper"),
+        ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, capsys, no_runs, flags, said):

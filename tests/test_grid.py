@@ -19,55 +19,12 @@ from experiments import grid
 from experiments.grid import Cell
 
 ROOT = Path(__file__).parents[1]
-FAKE = '''
-"""Imitates a run: its folder and lock, its refusal of one that exists, its summary, and what a signal does to it."""
-import fcntl, json, os, shlex, signal, sys, time
-from pathlib import Path
-
-words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-resume = words.get("--resume")
-run = Path(resume or Path(words["--runs-dir"]) / words["--run-name"])
-if not resume:
-    run.mkdir()
-    (run / "checkpoints").mkdir()
-    (run / "args.json").write_text(json.dumps(words))
-lock = open(run / "source.py", "a")
-fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-saved = json.loads((run / "args.json").read_text())
-if hasattr(os, "sched_getaffinity"):
-    (run / "cores.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
-caught = []
-
-def stop(number, frame):  # the first signal is a wish, the second goes through
-    caught.append(number)
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, signal.SIG_DFL)
-
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, stop)
-with open("starts", "a") as file:
-    file.write(shlex.join(sys.argv[1:]) + "\\n")
-updates = int(saved["--updates"])
-end = time.time() + float(saved.get("--seconds", 0))
-while time.time() < end and not caught:
-    time.sleep(0.01)
-if caught:
-    time.sleep(0.4)
-    (run / "checkpoints/1").mkdir()
-    updates = 1
-if "--fail" in saved:
-    print("a page\\nof its log")
-    sys.exit("fake.py: out of memory")
-(run / "checkpoints" / str(updates)).mkdir(exist_ok=True)
-(run / "summary.json").write_text(json.dumps({"updates": updates}))
-sys.exit(128 + caught[0] if caught else 0)
-'''
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     """The fake script is in the current folder, its runs in `runs`."""
-    (tmp_path / "fake.py").write_text(FAKE)
+    shutil.copy(ROOT / "tests" / "fake.py", tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
@@ -157,9 +114,9 @@ def test_the_command_spells_flags_as_the_scripts_do():
 
 def test_a_failing_run_is_reported_and_the_others_still_run():
     failed, said = run(cell("a"), cell("bad", fail=1), cell("c"), cell("d"), jobs=1)
-    assert failed == ["bad: exit code 1: fake.py: out of memory"]
+    assert failed == ["bad: exit code 1: fake.py: not finite"]
     command = "python fake.py --updates 10 --fail 1 --runs-dir runs --run-name bad"
-    assert Path("runs/bad.log").read_text() == f"{command}\na page\nof its log\nfake.py: out of memory\n"
+    assert Path("runs/bad.log").read_text() == f"{command}\na page\nof its log\nfake.py: not finite\n"
     assert started() == ["a", "bad", "c", "d"]
     assert [grid.state(cell(name), RUNS) for name in ("a", "c", "d")] == ["finished"] * 3
     assert [line.split()[0] for line in said] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
@@ -169,7 +126,10 @@ def test_a_failing_run_is_reported_and_the_others_still_run():
 def test_what_starts_from_a_failed_run_is_not_started_and_says_so():
     bad, good = cell("bad", fail=1), cell("good")
     failed, _ = run(cell("after-bad", bad), cell("after-good", good))
-    assert failed == ["bad: exit code 1: fake.py: out of memory", "after-bad: not started, bad is not finished"]
+    assert [line.split(": ")[:2] for line in failed] == [
+        ["bad", "exit code 1"],
+        ["after-bad", "not started, bad is not finished"],
+    ]
     assert sorted(started()) == ["after-good", "bad", "good"]
 
 
@@ -184,15 +144,6 @@ def test_sources_run_first_and_once():
     assert names[0] == "first" and names[-1] == "third" and sorted(names[1:4]) == ["second", "x", "y"]
     (words,) = [w for w in starts() if "third" in w]
     assert words[words.index("--init-from") + 1] == "runs/second@5"
-
-
-def test_jobs_share_the_cores_without_overlap(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 9)), raising=False)
-    for jobs in (1, 2, 5):
-        shares = grid.shares(jobs)
-        assert len(shares) == jobs and sorted(core for share in shares for core in share) == [4, 5, 6, 7, 8]
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert all(share for share in grid.shares(7))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux only")
@@ -211,7 +162,7 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand):
-    source = cell("source", seconds=0.8)
+    source = cell("source", seconds=5)
     RUNS.mkdir()
     words = shlex.split(grid.paste(source, RUNS))
     other = subprocess.Popen([sys.executable, *words[1:]]) if by_hand else grid._start(source, RUNS, set())
@@ -223,7 +174,7 @@ def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand)
 
 
 def test_a_run_that_was_started_by_hand_is_left_alone():
-    slow = cell("slow", seconds=1)
+    slow = cell("slow", seconds=5)
     words = shlex.split(grid.paste(slow, RUNS))
     RUNS.mkdir()
     pasted = subprocess.Popen([sys.executable, *words[1:]])
@@ -278,7 +229,7 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
     assert time.time() - began < 10 and b"KeyboardInterrupt" in error and runner.returncode != 0
     assert sorted(started()) == ["a", "b"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["interrupted", "interrupted", "missing"]
-    assert json.loads(Path("runs/a/summary.json").read_text()) == {"updates": 1}  # it got to its end
+    assert json.loads(Path("runs/a/summary.json").read_text())["updates"] < 10  # it got to its end
 
 
 def test_a_pasted_command_clears_what_was_broken_off_before_its_first_checkpoint():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,90 +21,17 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 import tune
+from common.run import plots
 from common.run.arguments import UsageError
 from experiments.references import reference_score
 from tuning import report, trials
 
 ROOT = Path(__file__).parents[1]
-FAKE = '''
-"""Imitates a training script: its best learning rate is 10^-2.5, and annealing adds 0.3 to the score."""
-import json, math, os, shlex, signal, sys, time
-from pathlib import Path
-
-if __name__ != "__main__":  # importing takes longer than a run
-    from dataclasses import dataclass
-    from common.run.arguments import Positive, RunArgs, Steps, UsageError
-
-    @dataclass(frozen=True)
-    class Args(RunArgs):
-        env_id: str = "CartPole-v1"
-        seed: int = 0
-        num_seeds: Positive[int] = 1
-        total_timesteps: Steps = 2000
-        num_envs: Positive[int] = 10
-        num_steps: Positive[int] = 10
-        learning_rate: Positive[float] = 1e-3
-        anneal_lr: bool = False
-        update_epochs: Positive[int] = 4
-        hidden_sizes: tuple[Positive[int], ...] = (64, 64)
-        seconds: float = 0.0
-        break_above: float = 1.0
-        refuse: bool = False
-        strict: bool = False
-
-        def __post_init__(self):
-            super().__post_init__()
-            if self.strict and self.anneal_lr and self.update_epochs == 8:
-                raise UsageError("--strict: not --anneal-lr with --update-epochs 8")
-
-def main():
-    words = {}
-    for word in sys.argv[1:]:
-        if word.startswith("--"):
-            words[name := word] = []
-        else:
-            words[name].append(word)
-    with open("starts", "a") as file:
-        file.write(shlex.join(sys.argv[1:]) + "\\n")
-    if "--refuse" in words:
-        print("fake.py: error: --refuse: as you wish", file=sys.stderr)
-        sys.exit(2)
-    if "--resume" in words:
-        run = Path(words["--resume"][0])
-        words = json.loads((run / "args.json").read_text())
-    else:
-        run = Path(words["--runs-dir"][0]) / words["--run-name"][0]
-        (run / "checkpoints").mkdir(parents=True)
-        (run / "args.json").write_text(json.dumps(words))
-    rate, total = float(words["--learning-rate"][0]), int(words["--total-timesteps"][0])
-    if rate > float(words.get("--break-above", ["1"])[0]):
-        print("a page\\nfake.py: update 3: parameters are no longer finite", file=sys.stderr)
-        sys.exit(1)
-    low, high = {"CartPole-v1": (22.4, 500), "Pendulum-v1": (-1227, -172)}.get(words["--env-id"][0], (0, 1))
-    value = low + (high - low) * (1 - (math.log10(rate) + 2.5) ** 2 + 0.3 * ("--anneal-lr" in words))
-    caught = []
-    signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
-    (run / "cores.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
-    with open(run / "metrics.jsonl", "a") as file:
-        for update in range(1, 21):
-            line = {"update": update, "global_step": total * update // 20, "charts/episodic_return": value}
-            file.write(json.dumps(line) + "\\n")
-            file.flush()
-            time.sleep(float(words.get("--seconds", ["0"])[0]) / 20)
-            if caught:
-                (run / "checkpoints" / str(update)).mkdir()
-                sys.exit(143)
-    found = {"updates": 20, "num_updates": 20, "eval/episodic_return": {"mean": value}, "steps_per_second": 1234}
-    (run / "summary.json").write_text(json.dumps(found))
-
-if __name__ == "__main__":
-    main()
-'''
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
-    (tmp_path / "fake.py").write_text(FAKE)
+    shutil.copy(ROOT / "tests" / "fake.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trials, "POLL", 0.02)
 
@@ -189,7 +117,7 @@ def test_a_trial_that_diverges_has_failed_and_the_others_go_on(capsys):
     states = {t.params["learning_rate"] > 0.002: t.state for t in found.trials}
     assert states == {True: TrialState.FAIL, False: TrialState.COMPLETE}
     failed = next(t for t in found.trials if t.state == TrialState.FAIL)
-    assert failed.user_attrs["failed"] == "exit code 1: fake.py: update 3: parameters are no longer finite"
+    assert failed.user_attrs["failed"] == "exit code 1: fake.py: not finite"
     assert "8 trials (" in capsys.readouterr().out
 
 
@@ -220,7 +148,7 @@ def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
     trial = after_good_trials(1e-8, "12")
     folder = Path("runs/tune/s/trial-0004_CartPole-v1")
     assert trial.state == TrialState.PRUNED and max(trial.intermediate_values) >= trials.RUNGS // 4
-    assert list((folder / "checkpoints").iterdir()) and not (folder / "summary.json").exists()
+    assert list((folder / "checkpoints").iterdir()) and not plots.finished(folder)
 
 
 @pytest.mark.parametrize(

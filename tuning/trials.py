@@ -105,7 +105,7 @@ def shares(workers: int, given: dict[str, Any]) -> list[Share]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         part = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / math.ceil(workers / gpus):.2f}"} if workers > gpus else {}
         return [Share(set(), {"CUDA_VISIBLE_DEVICES": visible[i % gpus], **part}, []) for i in range(workers)]
-    cores = grid.shares(workers) if workers <= grid.cores() else [set()] * workers
+    cores = grid.shares(workers) if workers <= len(grid.cores()) else [set()] * workers
     return [Share(c, {}, ["--num-devices", "1"] if len(c) < 2 and "num_devices" not in given else []) for c in cores]
 
 
