@@ -13,10 +13,8 @@ experiment, with a control and paired seeds. Its rules are in clinic/. See docs/
 import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
-import json
-import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,30 +23,24 @@ from tyro.conf import Positional
 from clinic import advice, diagnosis, how_many, levers, records
 from clinic.diagnosis import Course, Numbers, Trend
 from common.run import arguments, checkpoints, plots
-from common.run.arguments import Positive, UsageError, flag
+from common.run.arguments import Positive, UsageError
 from common.run.command import main as run_main
 from common.run.tracking import say
-from experiments import grid, pictures, results
+from experiments import grid, pictures
+from experiments.effects import Effect
 from experiments.pictures import Line, Picture
-
-OF_MODE = {  # flags that mean something with another one only
-    "intervene": ("levers", "fresh", "budget", "seeds", "jobs", "dry_run"),
-    "how_many": ("values", "keys", "seed_index"),
-}
 
 
 @dataclass(frozen=True)
 class Args:
     runs: Positional[tuple[str, ...]] = ()
     """A run's folder, RUN@UPDATE for its state then (with --intervene and --how-many), or another trainer's CSV."""
-    json: bool = False
-    """Print the diagnosis as JSON instead of text."""
 
     # --- intervene ---
     intervene: bool = False
     """Branch the run with one thing changed at a time, and compare the branches with an unchanged one."""
     levers: tuple[str, ...] = ()
-    """Only these changes: envs, minibatch, lr, lr_up, epochs, eps, com, entropy, critic (default: all it can have)."""
+    """Only these changes: envs, minibatch, lr, lr_up, epochs, eps, com, entropy (default: all that it can have)."""
     fresh: bool = False
     """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None
@@ -65,10 +57,6 @@ class Args:
     """Make single updates with other numbers of environments and judge them on fresh transitions."""
     values: tuple[int, ...] = ()
     """Numbers of environments (default: a quarter to 64 x the run's)."""
-    keys: Positive[int] = 4
-    """Updates per value; smaller updates than the run's get up to 16 x as many."""
-    seed_index: arguments.NonNegative[int] = 0
-    """Which seed of a run of several."""
 
     def __post_init__(self):
         arguments.check(self)
@@ -76,11 +64,6 @@ class Args:
             raise UsageError("no run given: python doctor.py runs/NAME" if not self.runs else "give one run at a time")
         if self.intervene and self.how_many:
             raise UsageError("--how-many with --intervene: give one of the two")
-        for mode, names in OF_MODE.items():
-            for field in (field for field in fields(self) if field.name in names and not getattr(self, mode)):
-                if getattr(self, field.name) != field.default:
-                    value = " ".join(map(str, np.ravel(getattr(self, field.name))))
-                    raise UsageError(f"{flag(field.name)} {value}: has no effect without {flag(mode)}")
 
 
 # What each label means. clinic/advice.py has what to try.
@@ -92,7 +75,6 @@ CAUSES = {
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: the policy has hardly moved since the start",
     "critic": "the critic predicts next to nothing, so advantages are mostly noise",
-    "network": "most units of the network are dead",
     "few updates": "too few updates, or lines of the log, to tell",
     "diverged": "losses or parameters are no longer finite",
     "climbing": "nothing is wrong: it climbs",
@@ -136,18 +118,14 @@ def examine(args: Args, source: str) -> None:
     labels = Counter(label for label, _, _ in found)
     # One seed that diverges stops a run (--halt-on-nan), however well the others did.
     label = "diverged" if "diverged" in labels else labels.most_common(1)[0][0]
-    if args.json:
-        seeds = [{"label": x} | t._asdict() | n._asdict() for x, t, n in found]
-        print(json.dumps(results.rounded({"run": source, "label": label, "seeds": seeds}, 17), indent=1))
-    else:
-        print("\n".join(report(source, script, saved, courses, found, label)))
+    print("\n".join(report(source, script, saved, courses, found, label)))
     out = folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"
     try:
         picture = curves(courses, found)
         pictures.save(picture, out, source, pictures.described(picture))
     except OSError as error:
         return say(f"warning: {out}: cannot be written ({error.strerror or error})")
-    return None if args.json else print(f"picture: {out}")
+    return print(f"picture: {out}")
 
 
 def report(source: str, script: str | None, saved: dict, courses: list[Course], found: Found, label: str) -> list[str]:
@@ -173,9 +151,8 @@ def report(source: str, script: str | None, saved: dict, courses: list[Course], 
     more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
     lines.append(f"likely: {CAUSES[label]}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
     lines.append(f"  seen: {evidence([n for _, n in of_label])}")
-    there = checkpoints.checkpoint_updates(Path(source) / "checkpoints")
-    example = next(i for i, (name, _, _) in enumerate(found) if name == label)
-    tries = advice.what_to_try(label, source, script, saved, there, courses[example], found[example][2])
+    saves = bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints"))
+    tries = advice.what_to_try(label, source, script, saved, course.num_updates, saves)
     return lines + ["try, in this order:"] * bool(tries) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
 
 
@@ -196,7 +173,6 @@ def evidence(numbers: list[Numbers]) -> str:
         f"KL of an update {n.kl:.2g}": n.kl,
         f"entropy {n.entropy:.3g}, {n.first_entropy:.3g} at the start": n.entropy,
         f"explained variance {n.explained_variance:.2f}": n.explained_variance,
-        f"dormant units {100 * n.dormant:.0f} %": n.dormant,
     }
     known = [text for text, value in said.items() if np.isfinite(value)]
     without = [] if np.isfinite(n.own) else ["no gains in this log, so a step too large for its noise cannot be told"]
@@ -222,17 +198,13 @@ def curves(courses: list[Course], found: Found) -> Picture:
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, and prints which lever lifts the return above the control."""
     if args.fresh:  # no checkpoint is needed
-        run = source if Path(source, "args.json").exists() else re.sub(r"@\d+$", "", source)
-        found, record = Path(run), arguments.read_record(Path(run), "--intervene")
+        run, found, record = source, Path(source), arguments.read_record(Path(source), "--intervene")
     else:
         found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
         update = checkpoints.newest_readable(found, updates) or updates[-1]
         run = f"{found}@{update}"
     saved = records.branched(record, f"--intervene: {source}")
-    if saved.anneal_lr and not args.fresh:
-        saved = records.with_rate_of(saved, update)
-        say(f"branches keep the learning rate that the run had reached, {saved.learning_rate:.2g}")
-    known = levers.levers_of(saved, args.fresh)
+    known = levers.levers_of(saved)
     if unknown := [name for name in args.levers if name not in known]:
         raise UsageError(f"--levers {unknown[0]}: for this run there are {', '.join(list(known)[1:])}")
     chosen = {name: lever for name, lever in known.items() if name in {"control", *(args.levers or known)}}
@@ -243,11 +215,8 @@ def intervene(args: Args, source: str) -> None:
     folder = found / "doctor"
     cells = levers.cells_of(run, record["script"], saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
-    if missing and not args.fresh and saved.keep_checkpoints and grid.alive(found):
-        raise UsageError(
-            f"--intervene {source}: the run is in progress, and deletes checkpoint {update} when it has "
-            f"{saved.keep_checkpoints} newer ones (--keep-checkpoints); wait for its end, or take --fresh"
-        )
+    if missing and not args.fresh and grid.alive(found):
+        raise UsageError(f"--intervene {source}: the run is in progress; wait for its end, or take --fresh")
     if args.dry_run:
         return print("\n".join(grid.paste(cell, folder) for cell in missing))
     if missing:
@@ -255,62 +224,52 @@ def intervene(args: Args, source: str) -> None:
     failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
     start = "from scratch" if args.fresh else f"from {run}"
     print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
-    for outcome in levers.outcomes(folder, cells):
-        print(f"  {outcome.lever:<10}{compared(outcome):<44} {chosen[outcome.lever].what}")
+    for name, outcome in levers.outcomes(folder, cells).items():
+        print(f"  {name:<10}{compared(*outcome):<52} {chosen[name].what}")
     if failed:
         raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
     return None
 
 
-def compared(o: levers.Outcome) -> str:
+def compared(returns: np.ndarray, effect: Effect) -> str:
     """The return of a lever's branches, and what it is beside the control's."""
-    ended = np.isfinite(o.returns)
-    shown = f"{o.returns[ended].mean():.4g}" if ended.any() else "-"
-    if o.lever == "control":
-        against = ""
-    elif np.isfinite(o.width):
-        against = f"{o.difference:+9.3g} ± {o.width:<8.3g} {o.found}"
-    else:
-        against = (
-            f"{o.difference:+9.3g} ({ended.sum()} of {len(ended)} seeds)"
-            if np.isfinite(o.difference)
-            else "not finished"
-        )
-    return f"{shown:>10}  {against}"
+    ended = np.isfinite(returns)
+    if not ended.all():
+        return f"{'-':>10}  {ended.sum()} of {len(ended)} seeds have a return"
+    shown = f"{returns.mean():>10.4g}"
+    if effect.what == "control" or not np.isfinite(effect.low):
+        return shown
+    found = "lifts" if effect.low > 0 else "lowers" if effect.high < 0 else "undecided"
+    return f"{shown}  {effect.estimate:+9.3g} ({effect.low:+.3g} to {effect.high:+.3g}) {found}"
 
 
 def count_environments(args: Args, source: str) -> None:
-    """Prints the gain of an update over its number of environments, the critical number, and what to choose."""
-    points = how_many.measure(source, args.values, args.keys, args.seed_index, say)
+    """Prints the gain of an update over its number of environments, and what to choose."""
+    points = how_many.measure(source, args.values, say)
     print(f"single updates from {source}, judged on fresh transitions of the new policy (± 95 %):")
     print("  environments  own gain         fresh gain fresh/own per M steps    per s       KL")
     for p in points:
         fresh = f"{p.fresh:.2g} ± {p.width:.1g}"
         per_step, per_second = 1e6 * p.fresh / p.transitions, p.fresh / p.seconds
-        gains = f"{p.own:>9.2g} {fresh:>18} {p.quotient:>9.2f} {per_step:>11.4f} {per_second:>8.4f} {p.kl:>8.2g}"
+        gains = f"{p.own:>9.2g} {fresh:>18} {p.signal:>9.2f} {per_step:>11.4f} {per_second:>8.4f} {p.kl:>8.2g}"
         print(f"{p.num_envs:>14,} {gains}")
-    return print("\n".join(recommendation(points, how_many.critical_size(points))))
+    print(recommendation(points))
 
 
-def recommendation(points: list[how_many.Point], fit: tuple[float, ...]) -> list[str]:
+def recommendation(points: list[how_many.Point]) -> str:
     """What the measurement says to somebody with a budget of samples, or of time."""
-    size, low, high, probability = fit
     sure = [p for p in points if p.fresh > p.width]
     if not sure:
-        return ["at no size can a gain on fresh transitions be told from 0: a smaller step, or nothing is left to gain"]
-    sizes, said = [p.num_envs for p in points], []
-    if probability < 0.01:
-        said.append("fresh / own does not follow N / (N + N_c) here: no critical number")
-    elif not min(sizes) <= size <= max(sizes):
-        more = "more" if size > max(sizes) else "fewer"
-        said.append(f"half of an update is signal at {more} environments than were tried")
-    else:
-        about = lambda n: f"{float(f'{n:.2g}'):,.0f}"  # noqa: E731
-        said.append(f"half of an update is signal at N_c = {about(size)} environments ({about(low)} to {about(high)})")
-    said.append(f"the smallest size with a sure gain: {min(p.num_envs for p in sure):,} environments")
+        return "at no size can a gain on fresh transitions be told from 0: a smaller step, or nothing is left to gain"
+    half = [p.num_envs for p in points if p.signal >= 0.5]
+    signal = f"from {min(half):,} environments" if half else "with more environments than were tried"
     by_sample = max(sure, key=lambda p: p.fresh / p.transitions).num_envs
     by_time = max(sure, key=lambda p: p.fresh / p.seconds).num_envs
-    return [*said, f"most gain per environment step: {by_sample:,}; per second here: {by_time:,}"]
+    return (
+        f"half of an update is signal {signal}\n"
+        f"the smallest size with a sure gain: {min(p.num_envs for p in sure):,} environments\n"
+        f"most gain per environment step: {by_sample:,}; per second here: {by_time:,}"
+    )
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ resumes from its checkpoint. See docs/figures.md.
 import datetime
 import difflib
 import json
-import os
 import re
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +24,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from tyro.conf import Positional, arg
 
+from benchmarks.report import git
 from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.command import main as run_main
@@ -41,7 +40,6 @@ def in_order(name: str) -> tuple:
 
 ALL = paper_a.FIGURES | paper_a_bowl.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
 FIGURES = {name: ALL[name] for name in sorted(ALL, key=in_order)}
-ON_CPUS = ("laptop", "breakout")  # presets
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,8 @@ class Args:
     """Print the commands of the missing runs and do nothing else."""
     launch: Literal["here", "slurm", "none"] = "here"
     """slurm: write sbatch arrays of the missing runs and print how to submit them; none: draw from finished runs."""
-    only: str | None = None
-    """Run only this one of the missing runs and draw nothing (for the arrays of --launch slurm)."""
     jobs: arguments.Positive[int] | None = None
-    """How many runs go at once, each on its share of the cores; by default one per core on a laptop, else 1."""
+    """How many runs go at once, each on its share of the cores (default: one per core, one if there is a GPU)."""
     runs_dir: str = "runs/figures"
     """Folder for the runs, with a subfolder for each preset."""
     results_dir: str = "results"
@@ -78,11 +74,6 @@ class Args:
             if self.preset not in FIGURES[name].presets and not self.list_:
                 known = ", ".join(FIGURES[name].presets)
                 raise UsageError(f"--preset {self.preset}: figure {name} does not have it; it has {known}")
-        if (self.jobs or 1) > 1 and self.preset not in ON_CPUS:
-            raise UsageError(
-                f"--jobs {self.jobs}: runs of preset {self.preset} would share a GPU; start the same command once for "
-                "each GPU, with CUDA_VISIBLE_DEVICES=0, 1, ...: they share the runs out; or use --launch slurm"
-            )
 
     @property
     def names(self) -> list[str]:
@@ -108,49 +99,31 @@ def cells_of(name: str, preset: str) -> Cells:
 
 
 def main(args: Args) -> None:
-    # Printed commands are for this folder, but folders that the user names are relative to the user's own.
-    root = Path(__file__).absolute().parent
-    folders = {n: Path(getattr(args, n)).absolute() for n in ("runs_dir", "results_dir")}
-    for name, folder in folders.items():
-        in_the_way = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-        if in_the_way is not None:
-            raise UsageError(f"{flag(name)} {getattr(args, name)}: {in_the_way} is a file")
-    args = replace(args, **{n: str(f.relative_to(root) if f.is_relative_to(root) else f) for n, f in folders.items()})
-    os.chdir(root)
     folder = Path(args.runs_dir) / args.preset
     if args.list_:
         return list_figures(args)
     cells = grid.with_sources([cell for name in args.names for cell in each(cells_of(name, args.preset))])
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
-    if args.only is not None:
-        if args.only not in [cell.name for cell in cells]:
-            raise UsageError(f"--only {args.only}: no run of figure {', '.join(args.names)}; --dry-run names them")
-        missing = [cell for cell in missing if cell.name == args.only]
     if args.dry_run:
         for cell in missing:
             print(grid.paste(cell, folder))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
-    if args.only is None:
-        try:  # this and the next fail now, not after hours of runs
-            Path(args.results_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--results-dir {args.results_dir}: cannot write there ({error.strerror})") from None
-        if not os.access(args.results_dir, os.W_OK):
-            raise UsageError(f"--results-dir {args.results_dir}: cannot write there (no permission)")
-        if args.launch != "slurm" and any(name.startswith("B") for name in args.names):
-            effects.rliable()
     if args.launch == "slurm" and missing:
-        run = lambda cell: [sys.executable, *args.again("--only", cell.name)[1:]]  # noqa: E731
-        print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60], run)))
+        print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60])))
         return say(
             f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
         )
+    try:  # this and the next fail now, not after hours of runs
+        Path(args.results_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--results-dir {args.results_dir}: cannot write there ({error.strerror})") from None
+    if any(name.startswith("B") for name in args.names):
+        effects.rliable()
     failed = []
     if missing and args.launch == "here":
         say(f"{len(missing)} of {len(cells)} runs are missing; their output goes to {folder}/*.log")
-        jobs = args.jobs or (grid.cores() if args.preset in ON_CPUS else 1)
-        failed = grid.run_missing(missing, folder, jobs, say)
-    for name in args.names if args.only is None else ():
+        failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
+    for name in args.names:
         try:
             draw(name, args, folder)
         except OSError as error:  # such as a full disk
@@ -179,7 +152,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         + f" {pictures.described(shown)}."
         + " COM: centre of mass of the proximal policy." * any("com" in of for of in flags)
     )
-    out, rules = args.output(name), f"## Figures of paper {'B' if name.startswith('B') else 'A'}, preset {args.preset}"
+    out = args.output(name)
     out.parent.mkdir(parents=True, exist_ok=True)
     pictures.save(shown, out, figure.title, caption)
     summary = {
@@ -191,7 +164,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "claim": figure.claim,
         "effects": [effect._asdict() | {"outcome": effect.outcome} for effect in found],
         "verdict": outcome,
-        "rules were committed in": results.committed(rules),
+        "commit of experiments/PREREGISTERED.md": git("log", "-1", "--format=%H", "--", "experiments/PREREGISTERED.md"),
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
         "drawn_last": last_points(shown),

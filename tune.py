@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import optuna
@@ -102,8 +102,8 @@ class Args:
     """Add to the table of what is searched, or replace in it: name=low:high, name=low:high:log, name=a,b,c."""
     only: tuple[str, ...] = ()
     """Search only these flags; the others keep the script's defaults."""
-    pruner: Literal["median", "halving", "none"] = "median"
-    """Stop trials early whose training return is below the median of the others, or by successive halving."""
+    pruner: Literal["median", "none"] = "median"
+    """Stop trials early whose training return is below the median of the others."""
     workers: Positive[int] = 1
     """Trials at once, each on its share of the CPU cores or GPUs; with --launch slurm jobs of one trial at a time."""
     launch: Literal["here", "slurm"] = "here"
@@ -112,8 +112,6 @@ class Args:
     # --- study ---
     study: str | None = None
     """Name of the study (default: the script, the environments and a hash of the flags)."""
-    storage: str | None = None
-    """URL of a database for Optuna, postgresql://... (default: the file journal.log in the study's folder)."""
     runs_dir: str = "runs/tune"
     """Folder that holds a folder for each study."""
     from_: Annotated[str | None, arg(name="from")] = None
@@ -232,25 +230,19 @@ def settle(args: Args, words: list[str]) -> Task:
 
 def open_study(args: Args, name: str, make: bool = True) -> optuna.Study:
     folder = Path(args.runs_dir) / name
-    pruners = {
-        "median": optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=RUNGS // 4),
-        "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=RUNGS // 4),
-        "none": optuna.pruners.NopPruner(),
-    }
-    how = {"sampler": optuna.samplers.TPESampler(), "pruner": pruners[args.pruner], "study_name": name}
-    if not make and args.storage is None and not (folder / "journal.log").exists():
+    pruner = optuna.pruners.NopPruner()
+    if args.pruner == "median":
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=RUNGS // 4)
+    how = {"sampler": optuna.samplers.TPESampler(), "pruner": pruner, "study_name": name}
+    if not make and not (folder / "journal.log").exists():
         raise UsageError(f"--from {name}: there is no {folder}/journal.log")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        storage: Any = args.storage
-        if storage is None:
-            backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
-            storage = optuna.storages.JournalStorage(backend)
-        if not make:
-            return optuna.load_study(storage=storage, **how)
-        return optuna.create_study(storage=storage, direction="maximize", load_if_exists=True, **how)
-    except Exception as error:  # of the file system, of SQLAlchemy, of a missing driver, of Optuna
-        raise UsageError(f"study {name}: cannot be opened in {args.storage or folder} ({first_line(error)})") from None
+        backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+        how["storage"] = optuna.storages.JournalStorage(backend)
+        return optuna.create_study(direction="maximize", load_if_exists=True, **how)
+    except Exception as error:  # of the file system, or of Optuna
+        raise UsageError(f"study {name}: cannot be opened in {folder} ({first_line(error)})") from None
 
 
 def begin_study(task: Task) -> optuna.Study:
@@ -288,13 +280,9 @@ def write_slurm(task: Task) -> Path:
     chosen = {field.name: args[field.name] for field in fields(Args) if args[field.name] != field.default}
     chosen |= {"study": task.name, "workers": 1, "launch": "here"}
     words = [task.args.script, *grid.spelled({n: v for n, v in chosen.items() if n != "script"}), *task.words]
-    script = task.folder / "workers.sbatch"
-    script.write_text(
-        f"#!/bin/bash\n#SBATCH --job-name={task.name}\n#SBATCH --array=1-{task.args.workers}\n#SBATCH --gpus=1\n"
-        "#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --signal=B:TERM@180\n"
-        f"#SBATCH --output={shlex.quote(str(task.folder / 'worker-%A_%a.out'))}\n"
-        f"cd {shlex.quote(str(Path.cwd()))}\nexec {shlex.join([sys.executable, os.path.relpath(__file__), *words])}\n"
-    )
+    script, output = task.folder / "workers.sbatch", task.folder / "worker-%A_%a.out"
+    run = f"exec {shlex.join([sys.executable, os.path.relpath(__file__), *words])}"
+    script.write_text(grid.sbatch(task.name, task.args.workers, output, run, "--signal=B:TERM@180"))
     return script
 
 

@@ -149,12 +149,10 @@ class Args:
     """Our script's --compute-dtype; the others have float32 only."""
     rejax_python: Path | None = None
     """Python of a virtual environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
-    rejax_devices: int = 1
-    """Devices to spread rejax's environments over (on a CPU, this many are created); 1 is rejax unchanged."""
     purejaxql: Path | None = None
     """PureJaxQL's pqn_minatar.py, or a checkout of PureJaxQL with it; by default the file comes from GitHub."""
     out: Path | None = None
-    """Results go to <out>.json, <out>.md and <out>.png; results of this commit found there are not measured again.
+    """Results go to <out>.json and <out>.png; results of this commit found there are not measured again.
     (Default: results/compare; for purejaxql results/compare_pqn.)"""
     again: bool = False
     """Measure everything again."""
@@ -163,8 +161,6 @@ class Args:
         for name in ("env_ids", "sizes", "num_steps", "out"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(PEERS[self.peer], name))
-        if self.peer != "rejax" and self.rejax_devices > 1:
-            raise SystemExit("--rejax-devices is for --peer rejax")
 
     @property
     def systems(self) -> dict[str, str]:
@@ -210,8 +206,7 @@ def find_pqn_minatar(path: Path | None) -> Path:
 
 def make_settings(args: Args) -> Iterator[dict[str, Any]]:
     """Yields all points in the order in which they are measured."""
-    changed = {"rejax_devices": args.rejax_devices} if args.rejax_devices > 1 else {}
-    changed |= {"compute_dtype": args.compute_dtype} if args.compute_dtype != "float32" else {}
+    changed = {"compute_dtype": args.compute_dtype} if args.compute_dtype != "float32" else {}
     for env_id in args.env_ids:
         for size in args.sizes:
             num_envs, num_minibatches = map(int, size.split("x"))
@@ -233,7 +228,7 @@ def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[
     sizes = {name: setting[name] for name in ("num_envs", "num_steps", "num_minibatches")}
     total = {"total_timesteps": 10**4 * setting["num_envs"] * setting["num_steps"]}
     length = {"updates": updates, "seconds": args.seconds}
-    common = {"system": setting["system"], "devices": args.rejax_devices, **length}
+    common = {"system": setting["system"], **length}
     if setting["system"] == "purejaxql":
         its = {name.upper(): value for name, value in (sizes | total).items()}
         its |= {"ENV_NAME": setting["env_id"], "TOTAL_TIMESTEPS_DECAY": total["total_timesteps"], **PQN}
@@ -269,8 +264,7 @@ def measure_all(args: Args, results: Results) -> None:
             elif result is None:
                 # As many updates as ours in the same repetition.
                 spec = make_spec(args, setting, args.updates or ours.get("updates"))
-                devices = args.rejax_devices if args.rejax_devices > 1 else None
-                result = run_worker(spec, args.timeout, rejax_python, devices)
+                result = run_worker(spec, args.timeout, rejax_python)
             results.add(setting, result)
         if "problem" in result:
             hopeless[group] = result
@@ -290,7 +284,7 @@ def measure_all(args: Args, results: Results) -> None:
 def summarise(results: Results, systems: dict[str, str]) -> list[dict[str, Any]]:
     """Makes one row per setting: each side's medians, and median, least and greatest of the ratios ours / the other."""
     groups: dict[tuple, dict[int, dict[str, dict[str, Any]]]] = {}
-    names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "rejax_devices", "compute_dtype")
+    names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "compute_dtype")
     for point in results.current():
         work = tuple(point.get(name) for name in names)
         groups.setdefault(work, {}).setdefault(point["repetition"], {})[point["system"]] = point
@@ -326,49 +320,6 @@ def list_problems(rows: list[dict[str, Any]], systems: dict[str, str]) -> list[s
     ]
 
 
-def list_work(rows: list[dict[str, Any]], args: Args) -> list[str]:
-    """Lists what each program counted of its own work."""
-    lines = []
-    for row in rows:
-        data = row["num_envs"] * row["num_steps"] * PEERS[args.peer].epochs
-        done = []
-        for system, name in args.systems.items():
-            if steps := row[system].get("gradient_steps"):
-                parameters = f"{row[system]['parameters']:,.0f} parameters"
-                done.append(f"{name} {steps:,.0f} on {data / steps:,.0f} transitions each, {parameters}")
-        if done:
-            lines.append(
-                f"{row['env_id']}, {row['num_envs']} environments, gradient steps per update: {'; '.join(done)}"
-            )
-    return lines
-
-
-def make_table(rows: list[dict[str, Any]], args: Args, caption: str) -> str:
-    systems = args.systems
-    ours, other = (name.split()[0] for name in systems.values())
-    columns = [f"{text} {unit}" for text, unit in (("steps/s", ""), ("memory", "(MB)"), ("compile", "(s)"))]
-    heads = [f"{column.strip()}: {name}" for column in columns for name in (ours, other, "ratio")]
-    lines = ["| environment | environments × minibatches × steps | " + " | ".join(heads) + " |", "|---" * 11 + "|"]
-    remarks = [f"- {line}" for line in (*list_problems(rows, systems), *list_work(rows, args))]
-    for row in rows:
-        work = f"{row['num_envs']} × {row['num_minibatches']} × {row['num_steps']}"
-        work += f" (rejax on {row['rejax_devices']} devices)" if "rejax_devices" in row else ""
-        cells = []
-        for key, (_, _, factor) in QUANTITIES.items():
-            for system in systems:
-                value = row[system].get(key)
-                digits = 1 if key == "compile_s" else 0
-                cells.append("—" if value is None else f"{value * factor:,.{digits}f}")
-            ratio = row["ratios"].get(key)
-            cells.append(f"**{ratio['median']:.2f}** ({ratio['min']:.2f}–{ratio['max']:.2f})" if ratio else "—")
-        lines.append(f"| {row['env_id']} | {work} | " + " | ".join(cells) + " |")
-    text = (
-        f"Medians over the repetitions; ratio: {ours} / {other} within a repetition, median (least–greatest). "
-        f"Memory: the process's peak above what its imports hold. {caption}."
-    )
-    return "\n".join([*lines, "", *remarks, "", text, ""])
-
-
 def draw(rows: list[dict[str, Any]], args: Args, caption: str, path: Path) -> None:
     systems, (ours, other) = args.systems, args.systems.values()
     env_ids = list(dict.fromkeys(row["env_id"] for row in rows))
@@ -397,7 +348,7 @@ def draw(rows: list[dict[str, Any]], args: Args, caption: str, path: Path) -> No
 
 def main(args: Args) -> None:
     results = Results(args.out, args.again)
-    # So that even a terminated benchmark ends its worker and writes its table.
+    # So that even a terminated benchmark ends its worker and draws its picture.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)
@@ -407,10 +358,7 @@ def main(args: Args) -> None:
         results.summary = rows = summarise(results, args.systems)
         if rows:
             results.write()
-            table = make_table(rows, args, results.caption())
-            args.out.with_name(args.out.name + ".md").write_text(table)
             draw(rows, args, results.caption(), args.out.with_name(args.out.name + ".png"))
-            print(f"\n{table}")
 
 
 if __name__ == "__main__":

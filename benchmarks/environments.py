@@ -23,7 +23,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import ppo
 from common.run import arguments, devices
-from common.suites import brax as brax_suite
 
 REPETITIONS = 3  # of a part; the fastest is reported
 
@@ -40,63 +39,6 @@ def envpool(name: str, num_envs: int, num_steps: int) -> Callable[[], Any]:
             pool.step(np.stack([pool.action_space.sample() for _ in range(num_envs)]))
 
     return play
-
-
-# Of other suites: a new episode, and a step with their own auto-reset. What comes first in both is carried on.
-
-
-def gymnax(name: str) -> tuple[Callable, Callable]:
-    import gymnax
-
-    env, params = gymnax.make(name)
-    step = lambda key, now, action: env.step(key, now[1], action[0], params)[:2]  # noqa: E731
-    return lambda key: env.reset(key, params), step
-
-
-def craftax(name: str) -> tuple[Callable, Callable]:
-    from craftax.craftax_env import make_craftax_env_from_name
-
-    env = make_craftax_env_from_name(name, auto_reset=True)
-    step = lambda key, now, action: env.step(key, now[1], action[0], env.default_params)[:2]  # noqa: E731
-    return lambda key: env.reset(key, env.default_params), step
-
-
-def xminigrid(name: str) -> tuple[Callable, Callable]:
-    from xminigrid import make
-    from xminigrid.wrappers import GymAutoResetWrapper
-
-    env, params = make(name)
-    env = GymAutoResetWrapper(env)
-    return partial(env.reset, params), lambda key, now, action: env.step(params, now, action[0])
-
-
-def brax(name: str) -> tuple[Callable, Callable]:
-    with brax_suite.quiet():
-        from brax import envs
-
-        backend = "generalized" if name == "swimmer" else "spring"
-        env = envs.create(name, episode_length=1000, backend=backend)
-    return env.reset, lambda key, now, action: env.step(now, action)
-
-
-def own_loop(args: ppo.Args, env: Any) -> Callable[[], Any] | None:
-    """A function that takes num_steps random steps in the suite's own loop, if it has one."""
-    suite, _, name = args.env_id.rpartition("/")
-    if suite == "envpool":
-        return envpool(name, env.num_envs, args.num_steps)
-    loops = {"": gymnax, "craftax": craftax, "xminigrid": xminigrid, "brax": brax}
-    if suite not in loops or ":" in name or args.env_kwargs is not None:  # its loop would play another environment
-        return None
-    reset, step = (jax.vmap(function) for function in loops[suite](name))
-    key, num = jax.random.key(0), env.num_envs
-
-    def one(now: Any, key: jax.Array) -> tuple:
-        return step(jax.random.split(key, num), now, env.action_space.sample(key, num)), None
-
-    start = jax.jit(reset)(jax.random.split(key, num))
-    play = jax.jit(lambda start: jax.lax.scan(one, start, jax.random.split(key, args.num_steps))[0])
-    play = play.lower(start).compile()
-    return lambda: play(start)
 
 
 def parts(args: ppo.Args) -> dict[str, Callable[[], Any]]:
@@ -121,8 +63,13 @@ def parts(args: ppo.Args) -> dict[str, Callable[[], Any]]:
     compiled = {name: jax.jit(on_device(f)).lower(state).compile() for name, f in (("s", steps), ("r", rollout))}
     # Not donated, so that it can be repeated.
     update = jax.jit(lambda state: step(state)[0].learner.params).lower(state).compile()
-    own = own_loop(args, env)
-    return ({"the suite's own loop, random actions": own} if own else {}) | {
+    suite, _, name = args.env_id.rpartition("/")
+    own = (
+        {"envpool's own loop, random actions": envpool(name, env.num_envs, args.num_steps)}
+        if suite == "envpool"
+        else {}
+    )
+    return own | {
         "random actions here": lambda: compiled["s"](state),
         "and a network that acts": lambda: compiled["r"](state),
         f"and learns, {args.update_epochs} epochs": lambda: update(state),

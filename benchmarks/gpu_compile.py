@@ -1,7 +1,7 @@
 """Compiles one update of a script for a GPU, on a machine that needs none, and counts what the GPU would launch.
 
     python benchmarks/gpu_compile.py -- ppo.py --num-envs 65536
-    python benchmarks/gpu_compile.py --table          # results/gpu_compile.md and .json: all scripts
+    python benchmarks/gpu_compile.py --table          # results/gpu_compile.json: all scripts
 
 Launches and memory are those of the program that XLA makes; a kernel that XLA would choose by trying it on the device
 (a matrix product) may be another there. Times are estimates from the assumptions in `Assumed`, which every report
@@ -425,18 +425,6 @@ def compile_update(command: list[str], target: str, xla_flags: str, root: Path =
     return text, info | {"command": shlex.join(command), "xla_flags": xla_flags}
 
 
-def table(rows: dict[str, dict]) -> str:
-    head = "| update | launches per minibatch | per environment step | per update | host waits | bound by launches | "
-    head += "arithmetic and memory alone | memory |\n|" + "---|" * 8
-    lines = [
-        f"| {name} | {x['per_minibatch'] or '–'} | {x['per_environment_step'] or '–'} | {x['per_update']:,} | "
-        f"{x['host_waits']:,} | {x['launch_bound_ms']:,} ms | {x['arithmetic_ms']} ms | "
-        f"{x['memory_mb']['arguments'] + x['memory_mb']['temporary']:,.0f} MB |"
-        for name, x in rows.items()
-    ]
-    return "\n".join([head, *lines])
-
-
 def main() -> None:
     import argparse
 
@@ -445,7 +433,7 @@ def main() -> None:
     parser.add_argument("--xla-flags", default="", help="further flags of XLA")
     parser.add_argument("--hlo", type=Path, help="also write the optimised program here")
     parser.add_argument("--repository", type=Path, default=ROOT, help="another checkout, to compare with")
-    parser.add_argument("--table", action="store_true", help="compile all that results/gpu_compile.md lists")
+    parser.add_argument("--table", action="store_true", help="compile all that results/gpu_compile.json lists")
     parser.add_argument("command", nargs="*", metavar="script and flags", help="after --")
     args = parser.parse_args()
     if args.table == bool(args.command):
@@ -466,7 +454,6 @@ def main() -> None:
         print(show(rows[name]), flush=True)
     command = shlex.join(["python", "benchmarks/gpu_compile.py", *sys.argv[1:]])
     (ROOT / "results" / "gpu_compile.json").write_text(json.dumps({"made_by": command, "rows": rows}, indent=1) + "\n")
-    (ROOT / "results" / "gpu_compile.md").write_text(f"`{command}`\n\n{table(rows)}\n")
 
 
 if __name__ == "__main__":

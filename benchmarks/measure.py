@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "rejax")
 # Share of the free memory, since XLA's figure leaves out what the process needs for itself.
 USABLE = 0.95
-OF_ENVIRONMENTS = ("env_state", "last_obs", "last_done")  # in rejax's state
 
 
 def proc_bytes(path: str, name: str) -> int | None:
@@ -76,29 +75,15 @@ def load_ours(spec: dict[str, Any]) -> tuple[Callable, Callable]:
 
 
 def load_rejax(spec: dict[str, Any]) -> tuple[Callable, Callable]:
-    from functools import partial
-
     import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from rejax import PPO
 
     def build() -> tuple:
         algorithm = PPO.create(**spec["args"])
         state = jax.jit(algorithm.init_state)(jax.random.PRNGKey(0))
-        devices, keep = jax.devices()[: spec["devices"]], lambda state: state
-        if len(devices) > 1:
-            # rejax leaves devices to its user. XLA then divides the program in the way the environments are divided.
-            mesh = Mesh(np.array(devices), ("device",))
-            split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("device",), ()))
-            layout = jax.tree.map(lambda _: whole, state).replace(
-                **{name: jax.tree.map(lambda _: split, getattr(state, name)) for name in OF_ENVIRONMENTS}
-            )
-            state = jax.device_put(state, layout)
-            keep = partial(jax.lax.with_sharding_constraint, shardings=layout)
         batch_size = spec["args"]["num_envs"] * spec["args"]["num_steps"]
         # One iteration of what algorithm.train does between two evaluations.
-        return lambda state: (keep(algorithm.train_iteration(state)), {}), state, batch_size, len(devices)
+        return lambda state: (algorithm.train_iteration(state), {}), state, batch_size, 1
 
     return build, lambda state: ((state.actor_ts.params, state.critic_ts.params), state.actor_ts.step)
 

@@ -16,7 +16,7 @@ STEP, RETURN = "global_step", "charts/episodic_return"
 FINITE = ("losses/policy_loss", "losses/td_loss", "outer/update_norm")  # None in the last line: not finite
 READ = (  # keys; all else in a log is not looked at
     *(STEP, RETURN, "outer/own_gain", "outer/fresh_gain", "outer/kl", "losses/entropy", "losses/explained_variance"),
-    *("plasticity/dormant_neurons", *FINITE),
+    *FINITE,
 )
 # What CleanRL, Stable-Baselines3 (which logs the negative entropy) and rsl_rl call the same thing.
 ALIASES = {
@@ -37,7 +37,6 @@ FELL = 0.3  # a loss of more than this share of it is a fall
 MIN_UPDATES, MIN_LINES = 100, 15
 # Thresholds of the causes.
 NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
-DORMANT = 0.5  # share of dormant units
 TINY_KL, LOST_ENTROPY = 1e-5, 0.05  # a policy that has hardly moved; usual are 1e-3 to 1e-1 nats per update
 SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
 TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
@@ -82,7 +81,6 @@ class Numbers(NamedTuple):
     first_entropy: float  # of the first lines
     explained_variance: float
     best_explained_variance: float  # of the run's blocks
-    dormant: float
     spread: float  # of the returns: standard deviation over lines, of the whole run
 
     @property
@@ -240,7 +238,6 @@ def numbers(course: Course, t: Trend) -> Numbers:
         first_entropy=mean(course.known("losses/entropy")[:3]),
         explained_variance=late("losses/explained_variance"),
         best_explained_variance=blocks_of(explained, min(BLOCKS, len(explained))).max() if len(explained) else np.nan,
-        dormant=late("plasticity/dormant_neurons"),
         spread=float(np.std(course.known(RETURN))) if len(course.known(RETURN)) else np.nan,
     )
 
@@ -263,7 +260,6 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     gains_nothing = n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own
     causes = {  # the most certain first
         "exploration": n.spread <= NO_SPREAD * abs(t.level),
-        "network": n.dormant > DORMANT,
         "slow": too_slow,
         "critic": n.best_explained_variance < NO_CRITIC,
         "step": thrashes,

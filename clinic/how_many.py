@@ -1,9 +1,8 @@
 """How many environments does a run need? Single updates from a checkpoint, each judged on fresh transitions.
 
-An update on n transitions gains |g|^2 + s^2 / n on its own data, to first order, and |g|^2 on fresh data, where g is
-the gradient that the update follows and s^2 the variance of one transition's part in it. So fresh / own is n / (n + B),
-B = s^2 / |g|^2: the simple noise scale of McCandlish et al. 2018 (https://arxiv.org/abs/1812.06162), but of a whole
-update. In environments it is N / (N + N_c): at N_c half of an update is signal. The training does not go on.
+To first order an update on n transitions gains |g|^2 + s^2 / n on its own data and |g|^2 on fresh data, where g is the
+gradient that it follows and s^2 the variance of one transition's part in it: fresh / own is the share of signal
+(McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, have this of a gradient). The training does not go on.
 """
 
 import importlib
@@ -24,40 +23,32 @@ from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError
 
 FACTORS = (0.25, 1, 4, 16, 64)  # of the run's environments
+KEYS = 4  # updates per number of environments
 SAMPLE = 2**18  # transitions on which gains are measured: of an update all, if it has no more; fresh ones as many
 CHUNK = 2**21  # transitions that are collected at once
 Say = Callable[[str], None]
 
 
 class Point(NamedTuple):
-    """What single updates with so many environments gained: means over keys, the fresh gain with its standard error.
-    Gains are in standard deviations of the advantage."""
+    """What single updates with so many environments gained, on average, in standard deviations of the advantage."""
 
     num_envs: int
     transitions: int
-    keys: int
     own: float
     fresh: float
-    error: float
+    width: float  # half of the 95 % interval of the fresh gain
     kl: float
     seconds: float  # of one update, on this machine
 
     @property
-    def width(self) -> float:
-        """Half of the 95 % interval of the fresh gain."""
-        from scipy import stats
-
-        return self.error * float(stats.t.ppf(0.975, max(1, self.keys - 1)))
-
-    @property
-    def quotient(self) -> float:
+    def signal(self) -> float:
         """How much of the update is signal."""
         return self.fresh / self.own
 
 
-def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable[[str], None]) -> list[Point]:
-    """Makes single updates for each number of environments, from the checkpoint RUN or RUN@UPDATE: `keys` of them, and
-    up to 16 x as many where the update is smaller than the run's."""
+def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
+    """Makes single updates for each number of environments, from the checkpoint RUN or RUN@UPDATE: KEYS of them, and up
+    to 16 x as many where the update is smaller than the run's. Of a run of several seeds it measures the first."""
     folder, record, updates = checkpoints.find_checkpoint(run, "--how-many")
     args, script = records.branched(record, f"--how-many: {run}"), importlib.import_module(record["script"])
     if on_host(args.env_id):
@@ -66,13 +57,8 @@ def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable
         )
     if any(value <= 0 for value in values):
         raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
-    if not 0 <= seed < args.num_seeds:
-        raise UsageError(f"--seed-index {seed}: {run} has seeds 0 to {args.num_seeds - 1}")
     devices.start(args)
-    learner, environments, update = restore(script, args, folder, updates, seed, f"--how-many {run}")
-    if args.anneal_lr:
-        args = records.with_rate_of(args, update)
-        say(f"updates have the learning rate that the run had reached, {args.learning_rate:.2g}")
+    learner, environments = restore(script, args, folder, updates, f"--how-many {run}")
     args = replace(args, num_seeds=1, num_devices=1)
     settings = [resized(args, value) for value in values or [factor * args.num_envs for factor in FACTORS]]
     points: list[Point] = []
@@ -83,12 +69,10 @@ def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable
         for changed in {changed.num_envs: changed for changed in settings}.values():
             program, free = Program(script, changed), memory.device_bytes(jax.local_devices()[:1])
             if program.bytes > free:
-                why = f"an update would need {program.bytes / 1e9:.1f} GB of the {free / 1e9:.1f} GB available"
-                if values:
-                    raise UsageError(f"--values {changed.num_envs}: {why}")
-                say(f"{changed.num_envs:,} environments are left out: {why}")
+                need = f"an update would need {program.bytes / 1e9:.1f} GB of the {free / 1e9:.1f} GB available"
+                say(f"{changed.num_envs:,} environments are left out: {need}")
                 continue
-            count = keys * min(16, max(1, round(args.batch_size / changed.batch_size)))
+            count = KEYS * min(16, max(1, round(args.batch_size / changed.batch_size)))
             points.append(p := single_updates(program, judge, learner, environments, count))
             say(f"{p.num_envs:,} environments: own gain {p.own:.2g}, fresh {p.fresh:.2g} ± {p.width:.2g}")
     finally:
@@ -98,17 +82,17 @@ def measure(run: str, values: Sequence[int], keys: int, seed: int, say: Callable
     return points
 
 
-def restore(script: ModuleType, args: Any, folder: Any, updates: list[int], seed: int, where: str) -> tuple:
-    """The newest intact checkpoint among `updates`, as NumPy arrays. -> learner, environments [N, ...], update."""
+def restore(script: ModuleType, args: Any, folder: Any, updates: list[int], where: str) -> tuple[Any, Any]:
+    """The newest intact checkpoint among `updates`, as NumPy arrays, of its first seed. -> learner, environments."""
     _, _, _, init, _, _, keys = script.build(replace(args, num_devices=1))
     shapes, here = jax.eval_shape(init, keys), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = {name: getattr(shapes, name) for name in ("learner", "environments")}
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
-    state, update = checkpoints.restore_newest(folder, updates, like, where, partial=True)
+    state, _ = checkpoints.restore_newest(folder, updates, like, where, partial=True)
     if args.num_seeds > 1:
-        state = jax.tree.map(lambda x: x[seed], state)
+        state = jax.tree.map(lambda x: x[0], state)
     environments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state["environments"])
-    return *map(jax.device_get, (state["learner"], environments)), update
+    return jax.device_get((state["learner"], environments))
 
 
 def resized(args: Any, num_envs: float) -> Any:
@@ -147,6 +131,8 @@ class Program:
 
 
 def single_updates(program: Program, judge: Program, learner: Any, environments: Any, count: int) -> Point:
+    from scipy import stats
+
     rows = []
     for key in range(count):
         new, own, seconds = program.update(learner, environments, key)
@@ -156,29 +142,6 @@ def single_updates(program: Program, judge: Program, learner: Any, environments:
         rows.append((*gains, own["outer/kl"], seconds))
     own, fresh, errors, kl, seconds = np.array(rows, np.float64).T
     # The spread over keys holds the luck of the update and of the judge, whose transitions are not independent.
-    spread = fresh.std(ddof=1) if count > 1 else 0.0
-    error = max(spread, math.sqrt((errors**2).mean()), 1e-9) / math.sqrt(count)
-    found = own.mean(), fresh.mean(), error, kl.mean(), np.median(seconds)
-    return Point(program.args.num_envs, program.args.batch_size, count, *map(float, found))
-
-
-def critical_size(points: Sequence[Point], draws: int = 1000) -> tuple[float, float, float, float]:
-    """N_c of the law fresh = own N / (N + N_c): least squares weighted by the errors, 95 % of the fits to fresh gains
-    drawn within their errors, and how probable so bad a fit is if the law holds. The errors come from a few keys each,
-    so the draws have Student's t."""
-    envs, own, fresh, error, keys = (
-        np.array([getattr(p, n) for p in points]) for n in ("num_envs", "own", "fresh", "error", "keys")
-    )
-    sizes = np.append(np.geomspace(envs.min() / 100, envs.max() * 100, 400), np.inf)
-    law = own * envs / (envs + sizes[:, None])
-    noise = error * np.random.default_rng(0).standard_t(np.maximum(1, keys - 1), (draws, len(points)))
-
-    def fit(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh gains [..., points] -> place in `sizes` [...], misfit [...]."""
-        misfits = (((y[..., None, :] - law) / error) ** 2).sum(-1)
-        return misfits.argmin(-1), misfits.min(-1)
-
-    best, misfit = fit(fresh)
-    low, high = np.quantile(sizes[fit(fresh + noise)[0]], [0.025, 0.975], method="nearest")
-    by_chance = fit(law[best] + noise)[1]
-    return float(sizes[best]), float(low), float(high), float(np.mean(by_chance >= misfit))
+    error = max(fresh.std(ddof=1), math.sqrt((errors**2).mean()), 1e-9) / math.sqrt(count)
+    found = own.mean(), fresh.mean(), stats.t.ppf(0.975, count - 1) * error, kl.mean(), np.median(seconds)
+    return Point(program.args.num_envs, program.args.batch_size, *map(float, found))

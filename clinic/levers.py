@@ -10,7 +10,7 @@ import numpy as np
 from clinic import records
 from clinic.diagnosis import RETURN
 from common.run import plots
-from experiments import grid
+from experiments import effects, grid
 
 # Flags of a run that a branch does not take over: how it was started, watched and stored.
 NOT_TAKEN = {
@@ -30,25 +30,8 @@ class Lever(NamedTuple):
     script: str | None = None
 
 
-class Outcome(NamedTuple):
-    """What a lever did: returns at the end of the branch [seeds], and the difference from the control's, seed by seed,
-    with half of its interval: all levers' intervals together hold with 95 % (Bonferroni)."""
-
-    lever: str
-    returns: np.ndarray
-    difference: float
-    width: float
-
-    @property
-    def found(self) -> str:
-        """lifts, lowers or undecided."""
-        if np.isnan(self.width) or abs(self.difference) <= self.width:
-            return "undecided"
-        return "lifts" if self.difference > 0 else "lowers"
-
-
-def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
-    """The levers that this run has, the control first. fresh: the branch starts from scratch."""
+def levers_of(args: Any) -> dict[str, Lever]:
+    """The levers that this run has, the control first."""
     # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
     com = getattr(args, "com", 0.0) or args.update_epochs * args.num_minibatches / 2
     bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
@@ -62,14 +45,10 @@ def levers_of(args: Any, fresh: bool) -> dict[str, Lever]:
         "eps": Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4}),
         "com": Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma"),
         "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),
-        "critic": Lever("a fresh critic", {"fresh_critic": True}),
     }
-    without = {
-        "minibatch": args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks),
-        "epochs": args.update_epochs == 1,
-        "critic": fresh,
-    }
-    return {name: lever for name, lever in found.items() if not without.get(name)}
+    if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
+        del found["minibatch"]
+    return found
 
 
 def cells_of(
@@ -94,28 +73,15 @@ def cells_of(
     return cells
 
 
-def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> list[Outcome]:
-    """What each finished lever did. The return of a branch is the mean over its last quarter."""
+def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> dict[str, tuple[np.ndarray, effects.Effect]]:
+    """What each lever did: the mean return over the last quarter of its branches [seeds], and the effect, which is the
+    difference from the control's, seed by seed. All levers' intervals together hold with 95 % (Bonferroni)."""
     ends: dict[str, list[np.ndarray]] = {}
     for (name, _), cell in cells.items():
         lines = plots.read_lines(folder / cell.name) if grid.state(cell, folder) == "finished" else []
         _, returns = plots.series(lines, RETURN)
         # A line in which no episode of a seed ended has no return of it.
         ends.setdefault(name, []).append(plots.mean_and_ci(returns[-max(1, len(returns) // 4) :].T)[0])
-    per_seed = {name: np.concatenate(values) for name, values in ends.items()}
-    return [Outcome(name, values, *paired(values, per_seed, name)) for name, values in per_seed.items()]
-
-
-def paired(values: np.ndarray, per_seed: dict[str, np.ndarray], name: str) -> tuple[float, float]:
-    """Mean difference from the control, and half of its t-interval, which there is only if all seeds have ended well:
-    those that are left are no sample. [seeds] -> difference, width."""
-    from scipy import stats
-
-    differences = values - per_seed["control"]
-    known = differences[np.isfinite(differences)]
-    if name == "control" or not len(known):
-        return (0.0 if name == "control" else np.nan), np.nan
-    if not 1 < len(known) == len(values):
-        return float(known.mean()), np.nan
-    quantile = stats.t.ppf(1 - 0.025 / max(1, len(per_seed) - 1), len(known) - 1)
-    return float(known.mean()), float(quantile * stats.sem(known))
+    found = {name: np.concatenate(values) for name, values in ends.items()}
+    level = 1 - 0.05 / max(1, len(found) - 1)
+    return {name: (x, effects.difference(name, x - found["control"], level=level)) for name, x in found.items()}

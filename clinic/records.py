@@ -1,7 +1,6 @@
 """The arguments of runs that exist, for programs that go on from them."""
 
 import importlib
-from dataclasses import replace
 from typing import Any
 
 from common.run import arguments
@@ -31,9 +30,3 @@ def branched(record: dict[str, Any], run: str) -> Any:
     if record["script"] not in BRANCHED:
         raise UsageError(f"{run} was made by {record['script']}.py; it works for {' and '.join(BRANCHED)}")
     return arguments_of(record["script"], record["args"])
-
-
-def with_rate_of(args: Any, update: int) -> Any:
-    """The arguments with the learning rate that --anneal-lr has reached after an update (or in the last), and keeps."""
-    remaining = max(args.num_updates - update, 1) / args.num_updates if args.anneal_lr else 1
-    return replace(args, learning_rate=args.learning_rate * remaining, anneal_lr=False)

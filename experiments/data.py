@@ -25,7 +25,6 @@ class Figure(NamedTuple):
     cells: Callable[[Any], Cells]
     show: Callable[["Data", Cells], Shown]
     claim: str
-    repeats: str | None = None  # the figure whose claim it shows once more, on the same runs
 
 
 class Data:

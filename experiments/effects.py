@@ -61,7 +61,7 @@ def verdict(effects: Sequence[Effect]) -> Outcome:
     return "does not hold" if "does not hold" in outcomes else "open" if "open" in outcomes else "holds"
 
 
-def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, **wanted: Any) -> Effect:
+def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, level: float = 0.95, **wanted: Any) -> Effect:
     """The mean of a minus that of b, samples over seeds, with Welch's interval; b may be a constant."""
     from scipy import stats
 
@@ -75,7 +75,7 @@ def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, **wanted: 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal values
                 test = stats.ttest_ind(a, b, equal_var=False) if b.ndim else stats.ttest_1samp(a - b, 0.0)
-            low, high = map(float, test.confidence_interval(0.95))
+            low, high = map(float, test.confidence_interval(level))
     return Effect(what, estimate, low, high, samples=(a, b), how=WELCH, **wanted)
 
 

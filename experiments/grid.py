@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import os
-import queue
 import shlex
 import shutil
 import signal
@@ -133,76 +132,78 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
 
 def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then = lambda cell: None) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
-    beside its folder. What starts from a run that another process is at work on waits for it. Ctrl-C or SIGTERM makes
-    all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one to run next
-    on the same cores. -> what failed, a line each."""
-    cells = with_sources(cells)
-    missing = [cell for cell in cells if state(cell, folder) != "finished"]
-    failed: list[str] = []
-    for depth in sorted({cell.depth for cell in missing}):
-        stage = [cell for cell in missing if cell.depth == depth]
-        told: set[str] = set()
-        while stage:
-            # Before its state: a source may be finished in between.
-            waiting = [c for c in stage if c.source is not None and _busy(c.source, folder)]
-            ready = [c for c in stage if c.source is None or state(c.source, folder) == "finished"]
-            lost = [c for c in stage if c not in ready and c not in waiting]
-            failed += [f"{c.name}: not started, {c.source.name} is not finished" for c in lost]
-            failed += _run_stage(ready, folder, jobs, say, then)
-            stage = [c for c in waiting if c not in ready]
-            for name in dict.fromkeys(c.source.name for c in stage if c.source.name not in told):
-                say(f"waiting for {name}, which another process is running")
-                told.add(name)
-            time.sleep(POLL if stage else 0)
-    return failed
-
-
-def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then) -> list[str]:
-    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    for cell in cells:
-        waiting.put(cell)
-    failed: list[str] = []
+    beside its folder. What starts from a run that is in progress, here or in another process, waits for it. Ctrl-C or
+    SIGTERM makes all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one
+    to run next on the same cores. -> what failed, a line each."""
+    waiting = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
+    total, done, began, failed = len(waiting), 0, time.perf_counter(), []
+    mine, told = {cell.name for cell in waiting}, set()  # names: to be run or running here; of runs that are waited for
     processes: list[subprocess.Popen] = []
-    starting, stopping = threading.Lock(), threading.Event()
-    began, done = time.perf_counter(), 0
+    choosing, stopping = threading.Lock(), threading.Event()
+
+    def choose() -> Cell | None:
+        """The next cell whose source is finished; None if there is none left."""
+        while not stopping.is_set():
+            with choosing:
+                for cell in list(waiting):
+                    source = cell.source
+                    # Before its state: a source may be finished in between.
+                    here = source is not None and source.name in mine
+                    elsewhere = source is not None and not here and _busy(source, folder)
+                    if source is None or state(source, folder) == "finished":
+                        waiting.remove(cell)
+                        return cell
+                    if elsewhere and source.name not in told:
+                        say(f"waiting for {source.name}, which another process is running")
+                        told.add(source.name)
+                    elif not here and not elsewhere:
+                        waiting.remove(cell)
+                        mine.discard(cell.name)
+                        failed.append(f"{cell.name}: not started, {source.name} is not finished")
+                if not waiting:
+                    return None
+            stopping.wait(POLL)
+        return None
 
     def work(cores: set[int]) -> None:
-        nonlocal done, processes
+        nonlocal done
         following: Cell | None = None
-        while not stopping.is_set():
+        while cell := following or choose():
+            start, following = time.perf_counter(), None
             try:
-                cell, following = following or waiting.get_nowait(), None
-            except queue.Empty:
-                return
-            start = time.perf_counter()
-            try:
-                with starting:  # or a run that has just begun might not be told to stop
+                with choosing:  # or a run that has just begun might not be told to stop
                     if stopping.is_set():
                         return
                     process = _start(cell, folder, cores)
-                    processes += [process] if process else []
+                    processes.extend([process] if process else [])
+                code = process.wait() if process else None
             except (OSError, UsageError) as error:
                 failed.append(f"{cell.name}: {error}")
                 continue
-            code = process.wait() if process else None
+            finally:
+                mine.discard(cell.name)
             finished = code == 0 or (process is None and state(cell, folder) == "finished")
             following = then(cell) if finished else None
             done += following is None
             if code == 0:
-                left = (time.perf_counter() - began) / max(1, done) * (len(cells) - done)
+                left = (time.perf_counter() - began) / max(1, done) * (total - done)
                 seconds = time.perf_counter() - start
-                say(f"[{done}/{len(cells)}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
+                say(f"[{done}/{total}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
             elif process is None and not finished:
-                say(f"[{done}/{len(cells)}] {cell.name}: left out, another process is running it")
+                say(f"[{done}/{total}] {cell.name}: left out, another process is running it")
             elif process is not None and not stopping.is_set():
                 failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
-                say(f"[{done}/{len(cells)}] failed: {failed[-1]}")
+                say(f"[{done}/{total}] failed: {failed[-1]}")
 
-    threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, len(cells)))]
+    threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, total))]
     try:
-        _run_through(threads)
+        for thread in threads:
+            thread.start()
+        with signals_interrupt():
+            for thread in threads:
+                thread.join()
     except KeyboardInterrupt:
-        with starting:
+        with choosing:
             stopping.set()
         for process in processes:
             if process.poll() is None:
@@ -211,14 +212,6 @@ def _run_stage(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: T
             thread.join()
         raise
     return failed
-
-
-def _run_through(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    with signals_interrupt():
-        for thread in threads:
-            thread.join()
 
 
 @contextlib.contextmanager
@@ -242,19 +235,19 @@ def signals_interrupt() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def cores() -> list[int]:
+    """Those of this process."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
 
 
 def cores_or_one() -> int:
     """How many runs go at once: one per core; one where JAX is going to use a GPU, which they would share."""
-    return 1 if devices.number_of_gpus() else cores()
+    return 1 if devices.number_of_gpus() else len(cores())
 
 
 def shares(jobs: int) -> list[set[int]]:
     """Deals out this process's cores to the jobs: two processes with one core each do more than one with two."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [set(cores[job::jobs]) or set(cores) for job in range(jobs)]
+    return [set(cores()[job::jobs]) or set(cores()) for job in range(jobs)]
 
 
 def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None:
@@ -273,27 +266,34 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
             shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
-        log.write(shlex.join(words) + "\n")
-        log.flush()
-        # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's
-        # second signal, at which it exits without saving.
-        words[:2] = sys.executable, words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
-        with bound(cores):
-            return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
+        return launch(words, log, cores)
+
+
+def launch(words: list[str], log: Any, cores: set[int], **environ: str) -> subprocess.Popen:
+    """Starts a command, python SCRIPT ..., whose output goes to the open file `log`."""
+    log.write(shlex.join(words) + "\n")
+    log.flush()
+    script = words[1] if Path(words[1]).is_file() else str(ROOT / words[1])
+    # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's second
+    # signal, at which it exits without saving.
+    how = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "process_group": 0}
+    with bound(cores):
+        return subprocess.Popen([sys.executable, script, *words[2:]], env=os.environ | environ, **how)
 
 
 @contextlib.contextmanager
 def bound(cores: set[int]) -> Iterator[None]:
     """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
     could deadlock once JAX has started its threads.)"""
-    before = os.sched_getaffinity(0) if cores else set()
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
     try:
-        if cores:
-            os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, cores)
         yield
     finally:
-        if cores:
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, before)
 
 
 def alive(run: Path) -> bool:
@@ -323,31 +323,32 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def write_slurm(cells: Sequence[Cell], folder: Path, name: str, run: Callable[[Cell], list[str]]) -> list[str]:
-    """Writes an sbatch array of the unfinished runs for each depth; `run` gives the command of a cell. -> the commands
-    that submit them."""
+def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
+    """Writes an sbatch array of the unfinished runs for each depth. -> the commands that submit them."""
     missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
     submit = []
-    scripts: dict[Path, str] = {}
-    for depth in sorted({cell.depth for cell in missing}):
-        stage = [cell for cell in missing if cell.depth == depth]
-        script = folder / f"{name}-{depth}.sbatch"
-        # The commands are in the script, of which Slurm takes a copy: what is written later does not change a job.
-        commands = "".join(shlex.join(run(cell)) + "\n" for cell in stage)
-        pick = f"$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'\n{commands}RUNS\n)"
-        output = shlex.quote(str(folder / f"{name}-%A_%a.out"))
-        scripts[script] = (
-            f"#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=1-{len(stage)}\n#SBATCH --gpus=1\n"
-            f"#SBATCH --cpus-per-task=4\n#SBATCH --time=24:00:00\n#SBATCH --output={output}\n"
-            f'cd {shlex.quote(str(Path.cwd()))}\neval "{pick}"\n'
-        )
-        # afterany: if a source has failed, the run that needs it tries it again, and the others go on.
-        after = f" --dependency=afterany:$job{depth - 1}" if submit else ""
-        submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for script, text in scripts.items():
-            script.write_text(text)
+        for depth in sorted({cell.depth for cell in missing}):
+            stage = [cell for cell in missing if cell.depth == depth]
+            for run in (folder / cell.name for cell in stage if state(cell, folder) == "missing"):
+                if not alive(run):
+                    shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint
+            script = folder / f"{name}-{depth}.sbatch"
+            # The commands are in the script, of which Slurm takes a copy: what is written later does not change a job.
+            commands = "".join(shlex.join([sys.executable, *command(cell, folder)[1:]]) + "\n" for cell in stage)
+            pick = f"$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'\n{commands}RUNS\n)"
+            script.write_text(sbatch(name, len(stage), folder / f"{name}-%A_%a.out", f'eval "{pick}"'))
+            # afterany: if a source has failed, the other runs go on.
+            after = f" --dependency=afterany:$job{depth - 1}" if submit else ""
+            submit.append(f"job{depth}=$(sbatch --parsable{after} {shlex.quote(str(script))})")
     except OSError as error:
         raise UsageError(f"{folder}: cannot write there ({error.strerror})") from None
     return submit
+
+
+def sbatch(name: str, tasks: int, output: Path, words: str, *options: str) -> str:
+    """A script of an array of jobs with a GPU each."""
+    options = (f"--job-name={name}", f"--array=1-{tasks}", "--gpus=1", "--cpus-per-task=4", "--time=24:00:00", *options)
+    lines = [f"#SBATCH {option}" for option in (*options, f"--output={shlex.quote(str(output))}")]
+    return "\n".join(["#!/bin/bash", *lines, f"cd {shlex.quote(str(Path.cwd()))}", words, ""])

@@ -422,7 +422,7 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
     ]
     how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
     y_label = "steps per second, learning included"
-    return Picture({"": lines}, ENVS, y_label, log_x=True, from_0=True, shows=how), arms.effects
+    return Picture({"": lines}, ENVS, y_label, log_x=True, shows=how), arms.effects
 
 
 # Figure 12: COM and ε
@@ -496,15 +496,15 @@ FIGURES = {
     "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, show_step_size,
         "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly."),
     "2b": Figure("COM: gradient norm", PRESETS, com_cells, partial(show_stays_large, key="outer/grad_norm"),
-        "With a low COM the gradient norm stays large while the performance stagnates.", "1a"),
+        "With a low COM the gradient norm stays large while the performance stagnates."),
     "2c": Figure("COM: KL of an update", PRESETS, com_cells, partial(show_stays_large, key="outer/kl"),
-        "With a low COM the policy goes on moving far in every update while the performance stagnates.", "1a"),
+        "With a low COM the policy goes on moving far in every update while the performance stagnates."),
     "3a": Figure("COM, changed half-way", PRESETS, changed_com_cells, show_changed_com,
         "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back."),
     "4": Figure("Learning rate × COM, annealed or not", PRESETS, learning_rate_cells, show_learning_rates,
         "No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM."),
     "5a": Figure("COM", PRESETS, com_cells, partial(show_regularisation, flag="--com"),
-        f"Weak regularisation (low COM) {WEAK_EARLY}", "1a"),
+        f"Weak regularisation (low COM) {WEAK_EARLY}"),
     "5b": Figure("ε", PRESETS, lambda p: {eps: ppo(p, clip_eps=eps) for eps in p.epsilons},
         partial(show_regularisation, flag="--clip-eps"), f"Weak regularisation (large ε) {WEAK_EARLY}"),
     "6a": Figure("Epochs × COM", PRESETS, epochs_by["--com"], partial(show_epochs, flag="--com"), f"{MORE_EPOCHS}."),
@@ -518,9 +518,9 @@ FIGURES = {
         "Performance falls at both ends; the best ratio rises with the budget."),
     "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, show_recipes, RECIPE_CLAIM),
     "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, show_best_eps, TRADE),
-    "12b": Figure("COM × ε", PRESETS, pair_cells, show_pairs, TRADE, "12a"),
+    "12b": Figure("COM × ε", PRESETS, pair_cells, show_pairs, TRADE),
     "13": Figure("N by three recipes: speed", PRESETS, speed_cells, show_recipe_speed,
         "There is little difference in speed where the task is bound by sampling."),
-    "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM, "9"),
+    "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM),
 }
 # fmt: on

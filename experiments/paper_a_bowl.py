@@ -83,7 +83,7 @@ FIGURES = {
     "1b": Figure("Step size on the bowl", PRESETS, bowl_cells, show_bowl,
         "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive in time."),
     "2a": Figure("Step size on the bowl: size of each update", PRESETS, bowl_cells, show_bowl_updates,
-        "With too large a step the updates stay large while the loss stagnates.", "1b"),
+        "With too large a step the updates stay large while the loss stagnates."),
     "3b": Figure("Step size on the bowl, changed half-way", PRESETS, bowl_switch_cells, show_changed_rate,
         "The same: a run ends where its present step size takes it, whatever it began with."),
 }

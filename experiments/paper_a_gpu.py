@@ -18,7 +18,6 @@ from experiments.paper_a import LITTLE, STEPS, UNSMOOTHED
 from experiments.pictures import Line, Picture
 
 MARGIN, FLAT = 0.05, 0.02  # of solve rate: a difference that counts, and a gain that is a plateau
-RATES = (-0.02, 1.02)  # axis limits of a share
 ENOUGH = {"s": 65536}  # environments, by size of levels
 HAND_DESIGNED = "eval/hand_designed/solve_rate"
 LOW_RATE = 1e-5  # figure 17: a fifth of the base's
@@ -152,7 +151,7 @@ def curves(arms: Arms, key: str | None = None) -> Picture:
     panels = {f"size {size.upper()}": arms.curves(key, of(size)) for size in parts(arms.cells, 0)}
     log_x = len({dict(run.flags)["total_timesteps"] for run in arms.cells.values()}) > 1
     y_label = plots.AXIS_LABELS[key or arms.d.p.performance]
-    return Picture(panels, STEPS, y_label, log_x=log_x, y_limits=RATES, shows=UNSMOOTHED)
+    return Picture(panels, STEPS, y_label, log_x=log_x, shows=UNSMOOTHED)
 
 
 def show_envs(d: Data, cells: Cells) -> Shown:
@@ -203,7 +202,7 @@ def show_speed(d: Data, cells: Cells) -> Shown:
     how = "Each value is the median of a run; mean and 95 % interval over runs"
     label = "steps per second, learning included"
     x_label = "minibatches per epoch (--num-minibatches)"
-    return Picture({"": lines}, x_label, label, log_x=True, from_0=True, shows=how), arms.effects
+    return Picture({"": lines}, x_label, label, log_x=True, shows=how), arms.effects
 
 
 def show_clock(d: Data, cells: Cells) -> Shown:
@@ -221,7 +220,7 @@ def show_clock(d: Data, cells: Cells) -> Shown:
             what = f"solve rate when the first run is over, {arms.label(middle)} less {arms.label(other)}"
             arms.add(what, then[middle], then[other], above=0.0)
         panels[f"size {size.upper()}"] = arms.curves(None, keys, clock=True)
-    return Picture(panels, "seconds since the start", d.p.axis, y_limits=RATES, shows=UNSMOOTHED), arms.effects
+    return Picture(panels, "seconds since the start", d.p.axis, shows=UNSMOOTHED), arms.effects
 
 
 def show_avoided(d: Data, cells: Cells, last: bool) -> Shown:
@@ -319,9 +318,9 @@ FIGURES = {
         "Few environments plateau early, many go on improving; on size S 65,536 are enough."),
     "15": Figure("SFL: M at the largest N", PRESETS, minibatch_cells, show_minibatches,
         "Few, larger minibatches are far worse; many are more sample efficient, with about the same end."),
-    "16a": Figure("SFL: M, speed", PRESETS, minibatch_cells, show_speed, "Many minibatches are much slower.", "15"),
+    "16a": Figure("SFL: M, speed", PRESETS, minibatch_cells, show_speed, "Many minibatches are much slower."),
     "16b": Figure("SFL: M, against the clock", PRESETS, minibatch_cells, show_clock,
-        "In the same time a middle number of minibatches gets farthest.", "15"),
+        "In the same time a middle number of minibatches gets farthest."),
     "17": Figure("SFL: learning rate", PRESETS, rates, partial(show_avoided, last=False),
         "A lower learning rate avoids the plateau, too, but takes too long."),
     "18": Figure("SFL: COM", PRESETS, coms, partial(show_avoided, last=True),
@@ -329,6 +328,6 @@ FIGURES = {
     "19": Figure("SFL: candidates, buffer", PRESETS, filters, show_filters,
         "Neither more candidates nor these and a larger buffer prevent the plateau; more environments do."),
     "20": Figure("SFL: N, on hand-designed levels", PRESETS, env_cells, show_hand_designed,
-        "The same order as on random levels: more environments end higher.", "11"),
+        "The same order as on random levels: more environments end higher."),
 }
 # fmt: on

@@ -9,17 +9,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from common.run import plots
-from common.run.plots import FEW, mean_and_ci
+from common.run.plots import mean_and_ci
 
 COLUMNS = 3  # panels in a row: more would not be legible on a page
 SMALLEST = 1e-6  # on a logarithmic axis; what is below is float32's rounding
-MEAN, MEDIAN = "Mean and 95 % interval over seeds", "Median over seeds, and each seed"
+MEAN = "Mean and 95 % interval over seeds"
 
 
 class Line(NamedTuple):
-    """A line of a panel: y [T, seeds] over x [T]. A curve of up to FEW seeds shows each and their median; of more, as
-    points do, the mean and its 95 % interval (of the logarithms on a logarithmic axis). Dots show each value. For both
-    interval kinds y [T, 3] is estimate, low and high."""
+    """A line of a panel: y [T, seeds] over x [T], of which the mean is shown with its 95 % interval (of the logarithms
+    on a logarithmic axis); dots show each value. For both interval kinds y [T, 3] is estimate, low and high."""
 
     label: str
     x: np.ndarray
@@ -35,8 +34,6 @@ class Picture(NamedTuple):
     y_label: str
     log_x: bool = False
     log_y: bool = False
-    from_0: bool = False  # the y axis
-    y_limits: tuple[float, float] | None = None
     marks: Sequence[float] = ()  # vertical lines
     own_y: bool = False  # each panel has its own y axis, named by its title
     shows: str = f"{MEAN}, running mean over at most a thirtieth of the run"
@@ -65,11 +62,7 @@ def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
 
 def described(what: Picture) -> str:
     """What its lines show."""
-    lines = [line for lines in what.panels.values() for line in lines]
-    curves = [line for line in lines if line.kind == "curve" and line.y.shape[1] > 1]
-    few = curves and all(line.y.shape[1] <= FEW for line in curves)
-    mean = "Geometric " + MEAN.lower() if what.log_y else MEAN
-    return what.shows.replace(MEAN, MEDIAN if few else mean)
+    return what.shows.replace(MEAN, "Geometric " + MEAN.lower()) if what.log_y else what.shows
 
 
 def _draw_panels(figure: Any, picture: Picture, columns: int) -> None:
@@ -99,10 +92,6 @@ def _draw_panels(figure: Any, picture: Picture, columns: int) -> None:
         if picture.log_y:
             axes.set_yscale("log")
             axes.set_ylim(bottom=max(axes.get_ylim()[0], SMALLEST))
-        if picture.from_0:
-            axes.set_ylim(bottom=0)
-        if picture.y_limits:
-            axes.set_ylim(*picture.y_limits)
         for mark in picture.marks:
             axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")
         axes.grid(linewidth=0.5, alpha=0.35)
@@ -125,10 +114,6 @@ def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
         axes.scatter(x, line.y, s=12, color=colour, alpha=0.35, linewidths=0, label=line.label)
-        return
-    if line.kind == "curve" and 1 < line.y.shape[1] <= FEW:
-        axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.5)
-        axes.plot(line.x, np.median(line.y, 1), color=colour, linewidth=2, label=line.label)
         return
     mean, low, high = middle(line, log_y)
     if line.kind == "theory":

@@ -7,21 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import git
 from common.run import folder
-
-RULES = "experiments/PREREGISTERED.md"
-
-
-def committed(heading: str) -> list[str]:
-    """The commits that wrote or changed this section of RULES, the oldest first."""
-
-    def section(commit: str) -> list[str]:
-        parts = [f"## {part}" for part in git("show", f"{commit}:{RULES}").split("\n## ")]
-        return next((part.split() for part in parts if part.startswith(heading)), [])
-
-    commits = git("log", "--reverse", "--no-merges", "--format=%H", "HEAD", "--", RULES).split()
-    return [commit for commit in commits if section(f"{commit}^") != section(commit)]
 
 
 def write(out: Path, value: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ end, the observations are of the whole training."""
 
 import functools
 import importlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import arrays, envs, metrics
+from common import arrays, envs
 from common.run.arguments import UsageError, read_record, typed
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.folder import write_atomically
@@ -36,24 +35,22 @@ class Coverage(NamedTuple):
 
 def coverage(d: Data, cells: dict[Any, tuple[Cell, ...]]) -> Coverage:
     """Maps all runs of a game into one plane, cut into one grid."""
-    umap = importlib.util.find_spec("umap") is not None
     points, shares = {}, {}
     for game in range(len(next(iter(cells.values())))):
         runs = {key: arm[game] for key, arm in cells.items() if d.finished(arm[game])}
-        planes = together(d.folder, tuple(dict.fromkeys(runs.values())), umap) if runs else {}
+        planes = together(d.folder, tuple(dict.fromkeys(runs.values()))) if runs else {}
         for key, run in runs.items():
             plane, cell = planes[run.name]
             points[key, game] = plane.reshape(-1, 2)
             shares[key, game] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
-    method = "UMAP" if umap else "principal components in place of UMAP, which is not installed"
-    return Coverage(points, shares, f"by {method} of {SHOWN} observations of each seed from all of its training")
+    return Coverage(points, shares, f"by UMAP of {SHOWN} observations of each seed from all of its training")
 
 
 @functools.cache
-def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def together(folder: Path, runs: tuple[Cell, ...]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Maps observations of several runs into one plane. -> by name: points and their cells, [seeds, SHOWN, 2] each."""
     seen = [observations(folder, run) for run in runs]  # [seeds, SHOWN, features]
-    plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32), umap)
+    plane = in_a_plane(np.concatenate([x.reshape(-1, x.shape[-1]) for x in seen]).astype(np.float32))
     low, high = plane.min(0), plane.max(0)
     cell = np.minimum((plane - low) / np.where(high > low, high - low, 1) * GRID, GRID - 1).astype(int)
     ends = np.cumsum([len(x) * x.shape[1] for x in seen])[:-1]
@@ -61,10 +58,8 @@ def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tupl
     return {run.name: tuple(y.reshape(*x.shape[:2], 2) for y in of) for run, x, *of in parts}
 
 
-def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
+def in_a_plane(x: np.ndarray) -> np.ndarray:
     """Projects x into a plane. [n, features] -> [n, 2]."""
-    if not umap:
-        return np.asarray(metrics.pca(x))
     with warnings.catch_warnings(action="ignore"):
         return importlib.import_module("umap").UMAP(random_state=0).fit_transform(x)
 

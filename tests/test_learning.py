@@ -225,13 +225,6 @@ def test_the_page_is_written_and_checked(stub, capsys):
     assert "good   2/2  python stub.py --env-id good --speed 3 --seed S" in capsys.readouterr().out
 
 
-def test_the_page_of_the_project_is_what_its_json_gives():
-    out, page = ROOT / Args.out, ROOT / Args.page
-    assert out.exists() == page.exists()
-    if page.exists():
-        assert page.read_text() == learning.make_page(learning.read(out), "../results/learning.png")
-
-
 def test_a_policy_of_purejaxrl_is_played_as_its_network_says(tmp_path):
     rng = np.random.default_rng(0)
     sizes = {"Dense_0": (400, 64), "Dense_1": (64, 64), "Dense_2": (64, 3)}

@@ -160,7 +160,7 @@ def test_coverage_is_compared_over_games(monkeypatch, tmp_path):
         return np.stack([np.arange(512) % spots, np.arange(512) % 7], axis=1)[None].repeat(3, 0).astype(float)
 
     monkeypatch.setattr(visited, "observations", seen)
-    monkeypatch.setattr(visited, "in_a_plane", lambda x, umap: x)
+    monkeypatch.setattr(visited, "in_a_plane", lambda x: x)
     monkeypatch.setattr(Data, "finished", lambda *_: True)
     cells, p = figures.cells_of("B2", "gpu"), paper_b.LARGE["gpu"]
     shown, found = figures.FIGURES["B2"].show(Data(p, tmp_path), cells)

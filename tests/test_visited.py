@@ -114,7 +114,7 @@ def test_a_run_without_policies_from_all_of_it_is_refused_in_one_line(there):
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """-> a cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""
-    monkeypatch.setattr(visited, "in_a_plane", lambda x, umap: x)
+    monkeypatch.setattr(visited, "in_a_plane", lambda x: x)
 
     def make(name, points, updates=None):
         cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)

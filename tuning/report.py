@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from common.run import plots
 from common.run.arguments import UsageError, flag
 from experiments import grid
 
@@ -64,26 +63,15 @@ def spelled(name: str, distribution: BaseDistribution) -> str:
 def edge(name: str, value: Any, space: BaseDistribution) -> str | None:
     """A line if the value is at the edge of what was searched: in the outer twentieth of a range, or the first or last
     of some numbers."""
-    said = (
-        f"{flag(name)} {value if isinstance(value, str) else f'{value:.3g}'} is at the edge of {spelled(name, space)}"
-    )
     if isinstance(space, CategoricalDistribution):
         numbers = len(space.choices) > 2 and all(re.match(r"\d", str(choice)) for choice in space.choices)
-        at_low, at_high = value == space.choices[0] and value != 1, value == space.choices[-1]
-        return f"{said}: add {'smaller' if at_low else 'larger'} ones" if numbers and (at_low or at_high) else None
-    scale = math.log if space.log else float
-    share = (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
-    if 0.05 < share < 0.95:
-        return None
-    half, low, high = (space.high - space.low) / 2, space.low, space.high
-    if share < 0.5:
-        low = low * 0.3 if space.log else max(low - half, min(low, 0))
+        at_edge = numbers and value != 1 and value in (space.choices[0], space.choices[-1])
     else:
-        high = high * 3 if space.log else min(high + half, 1 if high <= 1 else math.inf)
-    if isinstance(space, IntDistribution):
-        low, high = max(int(low), min(space.low, 1)), int(high)
-    wider = type(space)(low, high, log=space.log)
-    return None if wider == space else f"{said}: --search {spelled(name, wider)}"
+        scale = math.log if space.log else float
+        share = (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
+        at_edge = not 0.05 < share < 0.95
+    shown = value if isinstance(value, str) else f"{value:.3g}"
+    return f"{flag(name)} {shown} is at the edge of {spelled(name, space)}: search wider" if at_edge else None
 
 
 def table(trials: Sequence[FrozenTrial]) -> str:
@@ -130,37 +118,21 @@ def report(study: optuna.Study, folder: Path) -> str:
 
 
 def draw(study: optuna.Study, out: Path) -> bool:
-    """One panel per flag, the most important first: the score of each trial against it."""
-    from matplotlib.figure import Figure
+    """The score of each trial against the six most important flags."""
+    import matplotlib
 
-    trials = ranked(study)
-    if len(trials) < 4:
+    if len(trials := ranked(study)) < 4:
         return False
+    matplotlib.use("agg")
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    with warnings.catch_warnings(action="ignore"):  # of few trials
+    with warnings.catch_warnings(action="ignore"):  # of few trials, and of what is experimental in Optuna
         important = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(trials[0].params))
-    columns = min(4, len(important))
-    rows = -(-len(important) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.7 * rows + 0.5), layout="constrained")
-    for place, (name, share) in enumerate(important.items(), 1):
-        axes, space = figure.add_subplot(rows, columns, place), trials[0].distributions[name]
-        having = [trial for trial in trials if name in trial.params]
-        choices = list(map(str, getattr(space, "choices", ())))
-        x = [choices.index(str(t.params[name])) if choices else t.params[name] for t in having]
-        axes.scatter(x, [t.value for t in having], c=[t.number for t in having], cmap="viridis", s=18)
-        for at, trial in zip(x, having, strict=True):
-            if "defaults" in trial.user_attrs:
-                axes.plot(at, trial.value, "D", color=plots.COLOURS[1])
-        if choices:
-            axes.set_xticks(range(len(choices)), choices)
-            axes.set_xlim(-0.5, len(choices) - 0.5)
-        elif space.log:
-            axes.set_xscale("log")
-        axes.set_title(f"{name} ({share:.0%})", fontsize=10)
-    figure.supylabel("score")
-    caption = "score by flag, with the flag's importance; later trials are lighter, the defaults are the diamond"
-    figure.suptitle(f"{out.parent.name}\n{caption}", fontsize=10)
-    figure.savefig(out, dpi=130)
+        names = list(important)[:6]
+        axes = np.ravel(optuna.visualization.matplotlib.plot_slice(study, params=names, target_name="score"))
+    for axis, name in zip(axes, names, strict=True):
+        axis.set_title(f"importance {important[name]:.0%}")
+    axes[0].figure.suptitle(out.parent.name)
+    axes[0].figure.savefig(out, dpi=100, bbox_inches="tight")
     return True
 
 

@@ -5,11 +5,9 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ from tuning.report import as_flags, command, counting, progress
 
 RUNGS = 20  # points of a run at which --pruner looks at it
 PROBE = 4  # updates that measure the speed for --budget-seconds
-POLL, GRACE = 1.0, 120.0  # seconds between two looks at a run, and for it to save when it is told to stop
+POLL = 1.0  # seconds between two looks at a run
 REFUSALS = 200  # combinations in a row that the script refuses, after which the space is to blame
 
 
@@ -107,7 +105,7 @@ def shares(workers: int, given: dict[str, Any]) -> list[Share]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         part = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / math.ceil(workers / gpus):.2f}"} if workers > gpus else {}
         return [Share(set(), {"CUDA_VISIBLE_DEVICES": visible[i % gpus], **part}, []) for i in range(workers)]
-    cores = grid.shares(workers) if workers <= grid.cores() else [set()] * workers
+    cores = grid.shares(workers) if workers <= len(grid.cores()) else [set()] * workers
     return [Share(c, {}, ["--num-devices", "1"] if len(c) < 2 and "num_devices" not in given else []) for c in cores]
 
 
@@ -202,7 +200,9 @@ class Worker:
             words = ["python", self.task.args.script, "--resume", str(run), *self.share.words]
         else:
             shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint
-        process, pause, seen = self.start(words, run), POLL, set()
+        pause, seen = POLL, set()
+        with open(log_of(run), "a") as log:
+            process = grid.launch(words, log, self.share.cores, **self.share.environ)
         try:
             while process.poll() is None and not self.stopping.is_set():
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -212,7 +212,8 @@ class Worker:
                     self.look(trial, run, steps, before, seen)
                 pause = max(POLL, 50 * (time.thread_time() - began))  # long runs have long files
         finally:
-            end(process)
+            process.terminate()  # if it still runs, it saves
+            process.wait()
         if self.stopping.is_set():
             raise Stopped
         said = log_of(run).read_text(errors="replace").strip().splitlines()[-1]
@@ -220,15 +221,6 @@ class Worker:
             raise UsageError(said.partition("error: ")[2] or said)
         if process.returncode:
             raise Failed(f"exit code {process.returncode}: {said}")
-
-    def start(self, words: list[str], run: Path) -> subprocess.Popen:
-        with open(log_of(run), "a") as log:
-            log.write(shlex.join(words) + "\n")
-            log.flush()
-            with grid.bound(self.share.cores):
-                # In its own group, which a terminal's Ctrl-C does not reach: it would be the first of two signals.
-                how = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "process_group": 0}
-                return subprocess.Popen([sys.executable, *words[1:]], env=os.environ | self.share.environ, **how)
 
     def look(self, trial: optuna.Trial, run: Path, steps: int, before: dict[str, float], seen: set[int]) -> None:
         """Report the training return at each rung that the run has reached. Raises TrialPruned.
@@ -269,14 +261,3 @@ def outcome(run: Path, metric: str) -> float:
     if found is None or not math.isfinite(found) or summary.get("not_finite_since_update"):
         raise Failed("diverged")
     return found
-
-
-def end(process: subprocess.Popen) -> None:
-    """Tell a run to save and stop, and wait for it."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
