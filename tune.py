@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import optuna
@@ -112,6 +112,8 @@ class Args:
     # --- study ---
     study: str | None = None
     """Name of the study (default: the script, the environments and a hash of the flags)."""
+    storage: str | None = None
+    """URL of a database for Optuna, postgresql://... (default: the file journal.log in the study's folder)."""
     runs_dir: str = "runs/tune"
     """Folder that holds a folder for each study."""
     from_: Annotated[str | None, arg(name="from")] = None
@@ -234,15 +236,19 @@ def open_study(args: Args, name: str, make: bool = True) -> optuna.Study:
     if args.pruner == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=RUNGS // 4)
     how = {"sampler": optuna.samplers.TPESampler(), "pruner": pruner, "study_name": name}
-    if not make and not (folder / "journal.log").exists():
+    if not make and args.storage is None and not (folder / "journal.log").exists():
         raise UsageError(f"--from {name}: there is no {folder}/journal.log")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
-        how["storage"] = optuna.storages.JournalStorage(backend)
-        return optuna.create_study(direction="maximize", load_if_exists=True, **how)
-    except Exception as error:  # of the file system, or of Optuna
-        raise UsageError(f"study {name}: cannot be opened in {folder} ({first_line(error)})") from None
+        storage: Any = args.storage
+        if storage is None:
+            backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+            storage = optuna.storages.JournalStorage(backend)
+        if not make:
+            return optuna.load_study(storage=storage, **how)
+        return optuna.create_study(storage=storage, direction="maximize", load_if_exists=True, **how)
+    except Exception as error:  # of the file system, of SQLAlchemy, of a missing driver, of Optuna
+        raise UsageError(f"study {name}: cannot be opened in {args.storage or folder} ({first_line(error)})") from None
 
 
 def begin_study(task: Task) -> optuna.Study:

@@ -338,6 +338,7 @@ BAD = {
     "fake.py --env-id CartPole-v1 --total-timesteps 9 --budget-seconds 3": "--budget-seconds 3 with --total-timesteps",
     "fake.py --env-id CartPole-v1 --study a/b": "--study a/b: must be the name of a folder in --runs-dir runs/tune",
     "fake.py --env-id CartPole-v1 --runs-dir fake.py": "cannot be opened in fake.py/",
+    "fake.py --env-id CartPole-v1 --storage nosuch://x": "cannot be opened in nosuch://x (",
     "--from nope": "--from nope: there is no runs/tune/nope/journal.log",
     f"{ROOT}/stochastic_opt.py --env-id CartPole-v1": "stochastic_opt.py: cannot be tuned; it has no Args with --env",
     f"{ROOT}/ppo.py --env-id CartPol-v1": "--env-id CartPol-v1: no such environment; did you mean CartPole-v1",
