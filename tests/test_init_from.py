@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from test_ppo import differ, same
+from conftest import differ, same
 from test_runs import metrics_of as lines_of
 
 import ppo

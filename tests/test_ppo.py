@@ -4,25 +4,25 @@ Nothing here repeats the formula that it tests: it counts, adds up n-step return
 all scripts have to do is in test_every_script.py.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from decimal import Decimal, localcontext
-from types import SimpleNamespace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.special
 import scipy.stats
-from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, differ, leaves_close, on_devices, same
+from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, leaves_close, on_devices
 from jax.sharding import PartitionSpec as P
 
 import ppo
+import ppo_ewma
 from common import envs, metrics as measures
 from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
 from common.arrays import unpack
-from common.run.arguments import UsageError, apply_scaling, parse as parse_flags
+from common.run.arguments import UsageError
 from common.statistics import explained_variance, standardise
 
 ARGS = ppo.Args(
@@ -40,21 +40,8 @@ def having(**flags):
 # Generalised advantage estimation
 
 
-def random_transitions(steps=7, number=64):
-    """Both kinds of end at random, at the first and the last step too. Values and rewards without any pattern."""
-    rng = np.random.default_rng(0)
-    terminated = rng.random((steps, number)) < 0.2
-    truncated = (rng.random((steps, number)) < 0.25) & ~terminated
-    assert all(x[t].any() for x in (terminated, truncated) for t in (0, steps - 1))
-    reward, value, final = rng.normal(size=(3, steps, number))
-    nothing = np.zeros((steps, number))
-    t = ppo.Transition(nothing, nothing, nothing, value, reward, terminated, truncated, final * truncated)
-    return jax.tree.map(lambda x: x if x.dtype == bool else x.astype(np.float32), t), rng.normal(size=number)
-
-
 def mean_of_n_step_returns(t, last_value, gamma, lam):
     """Forward view: (1 - lam) sum_n lam^(n-1) G_n, the last one taking the remaining weight, minus V(s_t)."""
-    t = jax.tree.map(lambda x: x if x.dtype == bool else np.float64(x), t)
     steps, number = t.reward.shape
     result = np.zeros((steps, number))
     for i in range(number):
@@ -76,17 +63,21 @@ def mean_of_n_step_returns(t, last_value, gamma, lam):
     return result
 
 
-@pytest.fixture(scope="module")
-def gae():
-    return jax.jit(ppo.compute_gae)
+def every_pattern_of_ends(kind):
+    """Each of five steps goes on, terminates, is truncated, or both: 4^5 environments. Values and rewards without any
+    pattern. -> transitions, values of the last observations."""
+    patterns = np.array(list(product(range(4), repeat=5))).T  # [T, N]
+    terminated, truncated = patterns % 2 == 1, patterns >= 2
+    reward, value, final, last = np.random.default_rng(0).normal(size=(4, *patterns.shape)).astype(np.float32)
+    known = dict(value=value, reward=reward, terminated=terminated, truncated=truncated, final_value=final * truncated)
+    return kind(**dict.fromkeys(kind._fields) | known), last[0]
 
 
-@pytest.mark.parametrize("gamma, lam", [(0.9, 0.65), (1.0, 0.5), (0.9, 0.0), (0.9, 1.0)])
-def test_gae_is_the_weighted_mean_of_n_step_returns(gae, gamma, lam):
-    t, last_value = random_transitions()
-    np.testing.assert_allclose(
-        gae(t, last_value, gamma, lam), mean_of_n_step_returns(t, last_value, gamma, lam), rtol=1e-4, atol=1e-5
-    )
+def test_gae_is_the_weighted_mean_of_n_step_returns():
+    t, last_value = every_pattern_of_ends(ppo.Transition)
+    for gamma, lam in ((0.9, 0.65), (1.0, 0.5), (0.9, 0.0), (0.9, 1.0)):
+        expected = mean_of_n_step_returns(t, last_value, gamma, lam)
+        np.testing.assert_allclose(jax.jit(ppo.compute_gae)(t, last_value, gamma, lam), expected, rtol=1e-4, atol=1e-5)
 
 
 GAMMA = 0.9
@@ -143,9 +134,8 @@ def test_advantages_are_standardised_over_devices_to_the_last_digits_whatever_th
         assert np.isnan(normal(np.where(np.arange(1024) == 3, np.float32(lost), x))).any()
 
 
-@pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("size", [1, 7, 2048])
-def test_equal_advantages_push_nowhere(size, number):
+@pytest.mark.parametrize("number, size", [(1, 1), (1, 2048), (3, 1), (3, 7)])
+def test_equal_advantages_push_nowhere(number, size):
     """Also if they are equal but for their last bit."""
     normal = on_devices(standardise, number, P("device"), P("device"))
     for value in (-2.7, 1 / 3, 0.0, 3.0, 1234.567, 1e9):
@@ -292,72 +282,19 @@ def test_inner_steps_are_those_of_a_numpy_adam_with_a_clipped_global_norm(max_gr
     np.testing.assert_allclose(metrics["outer/grad_norm"], np.mean(norms), rtol=1e-5)  # before the clip
 
 
-def record(size, steps):
-    """In Adam's place: moves nothing and writes down every gradient that it gets."""
-    init = lambda params: (jnp.int32(0), jnp.zeros((steps, size)))  # noqa: E731
-
-    def update(grads, state, params=None):
-        return jnp.zeros(size), (state[0] + 1, state[1].at[state[0]].set(grads))
-
-    return optax.GradientTransformation(init, update)
-
-
-def random_batch(args, network, size, space):
-    rng = np.random.default_rng(0)
-    obs = rng.normal(size=(size, 3)).astype(np.float32)
-    params = jax.jit(network.init)(jax.random.key(0), obs)
-    dist, value = network.apply(params, obs)
-    action = dist.sample(jax.random.key(1))
-    advantage, error = rng.normal(1, 2, (2, size)).astype(np.float32)
-    return params, ppo.Batch(obs, action, dist.log_prob(action) + 0.1 * error, value, advantage, value + error), dist
-
-
-def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
-    """The global minibatches hold the same transitions, so parameters and metrics agree."""
-    monkeypatch.setattr(ppo, "random_permutation", lambda key, size: lambda positions: positions)
-    args = having(num_minibatches=4, update_epochs=2)
-    network = ppo.ActorCritic(args, NARROW)
-    params, batch, _ = random_batch(args, network, 64, NARROW)
-    learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
-
-    def run(learner, batch):
-        new, metrics = ppo.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        return new.params, metrics | measured(args, network, learner.params, learner, new, sample_of(batch))
-
-    # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
-    shares = np.arange(64).reshape(8, 4, -1).swapaxes(0, 1).reshape(-1)
-    one = on_devices(run)(learner, jax.tree.map(lambda x: x[shares], batch))
-    eight = on_devices(run, 8, (P(), P("device")))(learner, batch)
-    assert differ(one[0], params)
-    leaves_close(eight[0], one[0], atol=1e-5)
-    leaves_close(eight[1], one[1], rtol=1e-3, atol=1e-5)
-
-
 # What is measured
-
-
-def sample_of(batch):
-    """A batch [n, ...] as the sample of an update of one chunk."""
-    return measures.Sample(jax.tree.map(lambda x: x[None], batch), None)
-
-
-def measured(args, network, previous, old, new, sample):
-    """What an update from learner `old` to `new` measures."""
-    policy = lambda params, batch: network.apply(params, batch.obs)[0]  # noqa: E731
-    return measures.measure_update(policy, previous, old.params, new.params, sample.batch, args.batch_size)
 
 
 def test_measures_by_hand_on_eight_devices():
     """Norms, the exact KL over all actions, and the gains with their error, in NumPy."""
-    args, rng = having(num_envs=8, num_steps=3, num_minibatches=1), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     previous, old, new = rng.normal(size=(3, 3, 2)).astype(np.float32)  # logits are obs @ these
     obs, action = rng.normal(size=(24, 3)).astype(np.float32), rng.integers(2, size=24)
     advantage = (5 + 3 * rng.normal(size=24)).astype(np.float32)
-    network = SimpleNamespace(apply=lambda params, obs: (Categorical(obs @ params, (2,)), None))
-    learners, nothing = [ppo.Learner(params, None, None, None) for params in (old, new)], np.zeros(24)
-    run = lambda sample: measured(args, network, previous, *learners, sample)  # noqa: E731
-    sample = sample_of(ppo.Batch(obs, action[:, None], nothing, nothing, advantage, nothing))
-    metrics = on_devices(run, 8, P(None, "device"))(sample)
+    policy, nothing = lambda params, batch: Categorical(batch.obs @ params, (2,)), np.zeros(24)
+    batch = jax.tree.map(lambda x: x[None], ppo.Batch(obs, action[:, None], nothing, nothing, advantage, nothing))
+    run = lambda batch: measures.measure_update(policy, previous, old, new, batch, 24)  # noqa: E731
+    metrics = on_devices(run, 8, P(None, "device"))(batch)
     lost, before, after = (scipy.special.softmax(obs.astype(float) @ params, -1) for params in (previous, old, new))
     exact_kl = (before * np.log(before / after)).sum(-1).mean()
     scaled, taken = (advantage - advantage.mean()) / advantage.std(), lambda p: p[np.arange(24), action]
@@ -434,27 +371,12 @@ def test_the_loss_sees_each_transition_exactly_as_the_behaviour_policy_did(toy):
     np.testing.assert_allclose(t.log_prob.reshape(64), expected, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def noise():
-    return Training(ppo, Noise(Discrete((3,))), ARGS)
-
-
-def test_seeds_repeat_and_differ(noise):
-    (start, first, _), (_, again, _) = noise.run(3), noise.run(3)
-    same(first, again)
-    other_start, other, _ = noise.run(3, jax.random.key(1))
-    seen = np.concatenate([state.environments.obs[0, :, 1] for state in start])
-    assert len(np.unique(seen)) == len(seen)  # each update draws anew
-    a, b = start[0], other_start[0]
-    assert differ(jax.random.key_data(a.key), jax.random.key_data(b.key))
-    assert (a.environments.obs != b.environments.obs).all() and differ(a.learner.params, b.learner.params)
-    assert all(a["losses/policy_loss"] != b["losses/policy_loss"] for a, b in zip(first, other, strict=True))
-
-
-def test_two_seeds_at_once_are_the_two_runs(noise):
+def test_two_seeds_at_once_are_the_two_runs():
+    one = Training(ppo, Noise(Discrete((3,))), ARGS)
     both = Training(ppo, Noise(Discrete((3,))), replace(ARGS, num_seeds=2, seed=5)).run(3)
+    assert all((x[0] != x[1]).any() for x in (both[0][0].environments.obs, both[1][0]["losses/policy_loss"]))
     for i in range(2):
-        states, metrics, _ = noise.run(3, jax.random.key(5 + i))
+        states, metrics, _ = one.run(3, jax.random.key(5 + i))
         leaves_close(jax.tree.map(lambda x, i=i: x[i], both[0][-1].learner), states[-1].learner, rtol=1e-3, atol=1e-4)
         leaves_close(jax.tree.map(lambda x, i=i: x[i], both[1]), metrics, rtol=1e-2, atol=1e-4)
 
@@ -474,7 +396,6 @@ def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
         assert abs(metrics["losses/approx_kl"]) < 1e-6 and metrics["losses/clipfrac"] == 0
         assert abs(metrics["outer/kl"]) < 1e-6 and 0 < metrics["losses/entropy"] < 1
         assert state.learner.obs_stats.count == 128 * update
-        assert len(np.unique(state.environments.obs[..., 0])) == 16
 
 
 def test_sizes_beyond_32_bits_can_be_measured():
@@ -495,24 +416,6 @@ class Unrewarded(Bandit):
         return state, obs, jax.random.normal(key), *ends
 
 
-def test_fresh_gain_is_what_a_bandits_reward_gained():
-    """Going back loses sum_a (pi_t - pi_(t-1)) r(a), here in units of the rewards' standard deviation under pi_t. One
-    step per episode: the advantage is the reward less a constant."""
-    flags = dict(num_envs=4096, minibatch_size=4096, learning_rate=5e-3, update_epochs=1, ent_coef=0.02)
-    training = Training(ppo, Bandit(), having(**flags, total_timesteps=6 * 8 * 4096))
-    states, rows, _ = training.run(6)
-    policy = jax.jit(lambda params: jax.nn.softmax(training.network.apply(params, jnp.ones((1, 1)))[0].logits[0]))
-    p, rewards = np.array([policy(state.learner.params) for state in states], np.float64), np.array(Bandit.rewards)
-    gained = np.diff(p @ rewards)
-    spread = np.sqrt(p @ rewards**2 - (p @ rewards) ** 2)
-    for n in range(1, 6):
-        error = rows[n]["outer/fresh_gain_se"]
-        assert gained[n - 1] > 20 * error * spread[n]  # or this would be a test of noise
-        np.testing.assert_allclose(rows[n]["outer/fresh_gain"], gained[n - 1] / spread[n], atol=4 * error)
-        # With so many transitions an update hardly fits noise: seen from its start, it gained as much.
-        np.testing.assert_allclose(rows[n]["outer/own_gain"], gained[n] / spread[n], atol=6 * error)
-
-
 def test_on_noise_an_update_gains_on_its_own_transitions_only():
     flags = dict(num_envs=64, minibatch_size=64, ent_coef=0.0, total_timesteps=60 * 8 * 64)
     rows = Training(ppo, Unrewarded(), having(**flags)).run(60)[1][1:]
@@ -524,27 +427,6 @@ def test_on_noise_an_update_gains_on_its_own_transitions_only():
 
 
 # Flags
-
-
-def parse(*flags):
-    return apply_scaling(parse_flags(ppo.Args, "", ["--total-timesteps", str(2**28), *flags]))
-
-
-@pytest.mark.parametrize(
-    "flags, number, size, rate",
-    [
-        ("--num-envs 65536", 1024, 2048, 1e-3),
-        ("--num-envs 8192 --num-minibatches 32", 32, 8192, 1e-3),
-        ("--num-envs 8192 --scaling more-minibatches", 128, 2048, 1e-3),
-        ("--num-envs 8192 --scaling larger-minibatches", 32, 8192, 1e-3),
-        ("--num-envs 512 --scaling larger-minibatches-sqrt-lr", 32, 512, 5e-4),
-        ("--num-envs 1024 --base-num-envs 256 --num-minibatches 4 --scaling more-minibatches", 16, 2048, 1e-3),
-    ],
-)
-def test_minibatches_and_learning_rate_follow_from_the_flags(flags, number, size, rate):
-    args = parse("--learning-rate", "1e-3", *flags.split())
-    assert (args.num_minibatches, args.minibatch_size) == (number, size) and args.scaling is None
-    assert args.learning_rate == pytest.approx(rate, rel=1e-9)
 
 
 def test_a_default_minibatch_has_two_transitions_at_least():
@@ -583,9 +465,10 @@ def learned(script, toy, observations, args):
     return training.network.apply(state.learner.params, jnp.array(observations))
 
 
-def test_learns_the_best_policy_of_two_states_and_its_values_beyond_the_time_limit():
+@pytest.mark.parametrize("script", [ppo, ppo_ewma], ids=lambda script: script.__name__)
+def test_learns_the_best_policy_of_two_states_and_its_values_beyond_the_time_limit(script):
     """Episodes are cut after 5 steps, but the values are those of going on for ever: 5 and -0.5 + 0.8 * 5."""
-    dist, value = learned(ppo, TwoStates(), np.eye(2), replace(ARGS, ent_coef=0.0))
+    dist, value = learned(script, TwoStates(), np.eye(2), script.Args(**asdict(ARGS) | {"ent_coef": 0.0}))
     np.testing.assert_array_equal(dist.mode()[:, 0], [1, 0])
     np.testing.assert_allclose(value, [3.5, 5.0], atol=0.15)
 

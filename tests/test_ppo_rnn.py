@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Noise, Toy, Training, build, differ, leaves_close, on_devices, same
-from jax.sharding import PartitionSpec as P
+from conftest import Noise, Toy, Training, build, differ, on_devices, same
 
 import ppo_rnn
 from common import envs, evaluation
-from common.actions import Categorical, Discrete
-from common.metrics import Sample, measure_update
+from common.actions import Discrete
 from common.run import plots
 from common.run.arguments import UsageError
 
@@ -221,11 +219,10 @@ def test_a_sequence_is_a_piece_of_one_environments_rollout(played):
 # One sequence
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_nothing_passes_the_border_of_an_episode(cell):
+def test_nothing_passes_the_border_of_an_episode():
     """A step depends on those steps that no reset is between, and on no others: neither in its value nor in a gradient,
     for all patterns of resets of 5 steps. On the state before the sequence too, up to the first reset."""
-    args = having(cell=cell)
+    args = having(cell="lstm")
     network, length = ppo_rnn.ActorCritic(args, Discrete((3,))), 5
     obs = jax.random.normal(jax.random.key(1), (length, 3))
     state = jax.tree.map(lambda x: x[:1] + 0.5, ppo_rnn.initial_cells(args, 1).state)
@@ -277,54 +274,6 @@ def test_an_update_without_learning_leaves_every_ratio_at_1(frozen):
     assert all((np.asarray(x) != 0).all() for x in jax.tree.leaves(last.cells.state))
 
 
-def test_what_is_carried_into_an_update_matters(frozen):
-    """Else a resumed run would be the same without it."""
-    state = frozen.run(1, change=with_opinions)[0][-1]
-    environments = state.environments
-    everywhere = jax.device_put(jnp.ones((2, 4), bool), environments.cells.reset.sharding)
-    forgotten = environments._replace(cells=environments.cells._replace(reset=everywhere))
-    losses = [frozen.step(s)[1]["losses/value_loss"] for s in (state, state._replace(environments=forgotten))]
-    assert losses[0] != losses[1]
-
-
-def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
-    """The global minibatches hold the same sequences, so parameters and metrics agree."""
-    monkeypatch.setattr(ppo_rnn, "random_permutation", lambda key, size: lambda positions: positions)
-    number, length, number_of_minibatches = 32, 3, 4
-    args = having(
-        num_envs=number, num_steps=length, num_minibatches=number_of_minibatches, minibatch_size=None,
-        update_epochs=2, total_timesteps=96,
-    )  # fmt: skip
-    network, rng = ppo_rnn.ActorCritic(args, Discrete((3,))), np.random.default_rng(0)
-    obs, action = rng.normal(size=(length, number, 3)), rng.integers(3, size=(length, number, 1))
-    log_prob, value, advantage, target = rng.normal(size=(4, length, number)).astype(np.float32)
-    state = jax.tree.map(
-        lambda x: rng.normal(size=(1, number, 4)).astype(np.float32), ppo_rnn.initial_cells(args, 1).state
-    )
-    cells = ppo_rnn.Cells(state, rng.random((length, number)) < 0.3)
-    batch = ppo_rnn.Batch(obs.astype(np.float32), action, log_prob - 1, value, advantage, target, cells)
-    params = opinionated(jax.jit(network.init)(jax.random.key(0), obs[0], ppo_rnn.initial_cells(args, number)))
-    learner = ppo_rnn.Learner(params, ppo_rnn.ADAM.init(params), None, None)
-
-    def run(learner, batch):
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        new, metrics = ppo_rnn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-        whole = ppo_rnn.take(args, batch, jnp.arange(batch.advantage.size // length))
-        sample = Sample(jax.tree.map(lambda x: x[None], whole), None)
-        policy = lambda params, batch: network.apply(params, batch.obs, batch.cells)[0]  # noqa: E731
-        step = measure_update(policy, learner.params, learner.params, new.params, sample.batch, args.batch_size)
-        return new.params, metrics | step | ppo_rnn.measure_plasticity(args, network, new, sample)
-
-    # Device d's m-th share is part of the m-th minibatch: on one device these shares have to follow each other.
-    shares = np.arange(number).reshape(8, number_of_minibatches, -1).swapaxes(0, 1).reshape(-1)
-    one = on_devices(run)(learner, jax.tree.map(lambda x: x[:, shares], batch))
-    eight = on_devices(run, 8, (P(), P(None, "device")))(learner, batch)
-    assert differ(one[0], params)
-    leaves_close(eight[0], one[0], atol=1e-5)
-    in_parts = [key for key in one[1] if "gradient_" in key or "coverage" in key]  # they depend on the rows' order
-    leaves_close(*({k: v for k, v in m[1].items() if k not in in_parts} for m in (eight, one)), rtol=1e-3, atol=1e-5)
-
-
 def test_gradients_are_compared_between_sequences_that_are_longer_than_the_sample(monkeypatch, frozen):
     """Of one sequence alone there is no noise."""
     monkeypatch.setattr(ppo_rnn, "PLASTICITY_SAMPLE", 2)
@@ -358,25 +307,6 @@ class Recall(Toy):
 class Seen(NamedTuple):
     bit: jax.Array
     reset: jax.Array
-
-
-class Player(evaluation.Player):
-    """Of Recall, by a policy that remembers the first number of an episode."""
-
-    def __init__(self, num_seeds):
-        self.args = ppo_rnn.Args(num_eval_episodes=64, eval_deterministic=True, num_seeds=num_seeds)
-        super().__init__(self.args, Recall(), self.policy, lambda num: Seen(jnp.full(num, 9.0), jnp.ones(num, bool)))
-
-    def policy(self, learner, obs, seen):
-        bit = jnp.where(seen.reset, obs[:, 0], seen.bit) * learner
-        return Categorical(jnp.stack([-bit, bit], -1), (2,)), seen._replace(bit=bit)
-
-
-def test_an_evaluation_carries_what_the_policy_remembers():
-    """A learner of 1 remembers, one of 0 cannot."""
-    scores = Player(2).scores(jnp.float32([0, 1]), 0)
-    (forgetful, score), lengths = scores["eval/episodic_return"], scores["eval/episodic_length"]
-    assert score == 1 and abs(forgetful) < 0.5 and (lengths == 3).all()
 
 
 class TwoLives:

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Aim, Bandit, Counter, Training, TwoStates, build, leaves_close, on_devices
-from jax.sharding import PartitionSpec as P
-from test_ppo import learned, mean_of_n_step_returns
+from conftest import Aim, Counter, Training, TwoStates, build, on_devices
+from test_ppo import every_pattern_of_ends, learned, mean_of_n_step_returns
 
 import pqn
 from common.run.arguments import UsageError
@@ -26,15 +24,9 @@ ARGS = pqn.Args(
 
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
 def test_targets_are_the_forward_view_for_every_pattern_of_ends(q_lambda):
-    """Each of five steps goes on, terminates, is truncated, or both: 4^5 environments."""
-    patterns = np.array(list(product(range(4), repeat=5))).T  # [T, N]
-    terminated, truncated = patterns % 2 == 1, patterns >= 2
-    rng = np.random.default_rng(0)
-    reward, value, final = rng.normal(size=(3, *patterns.shape)).astype(np.float32)
-    last = rng.normal(size=patterns.shape[1]).astype(np.float32)
-    t = pqn.Transition(None, None, value, reward, terminated, truncated, final * truncated)
+    t, last = every_pattern_of_ends(pqn.Transition)
     targets = jax.jit(pqn.compute_targets)(t, last, 0.9, q_lambda)
-    np.testing.assert_allclose(targets, mean_of_n_step_returns(t, last, 0.9, q_lambda) + value, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(targets, mean_of_n_step_returns(t, last, 0.9, q_lambda) + t.value, rtol=1e-5, atol=1e-5)
 
 
 # Exploration
@@ -144,29 +136,7 @@ def test_steps_are_those_of_radam():
     assert rectified == 3
 
 
-def test_one_and_eight_devices_take_the_same_steps(monkeypatch):
-    monkeypatch.setattr(pqn, "random_permutation", lambda key, size: lambda positions: positions)
-    args = replace(ARGS, num_minibatches=1, minibatch_size=None, update_epochs=3)
-    network = pqn.QNetwork(args, 3)
-    rng = np.random.default_rng(0)
-    obs = rng.normal(size=(64, 3)).astype(np.float32)
-    params = jax.jit(network.init)(jax.random.key(0), obs)
-    action = rng.integers(0, 3, (64, 1))
-    batch = pqn.Batch(obs, action, rng.normal(size=64).astype(np.float32))
-    learner = pqn.Learner(params, pqn.RADAM.init(params), None, None)
-
-    def run(learner, batch):
-        return pqn.optimise(args, network, learner, batch, jax.random.key(0), jnp.float32(0.01))
-
-    ours, theirs = (on_devices(run, n, (P(), P("device")))(learner, batch) for n in (1, 8))
-    leaves_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
 # Learning
-
-
-def test_learns_the_reward_of_every_arm():
-    np.testing.assert_allclose(learned(pqn, Bandit(), [[1.0]], ARGS)[0], Bandit.rewards, atol=0.05)
 
 
 def test_learns_the_values_of_two_states_beyond_the_time_limit():

@@ -140,17 +140,6 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
         assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
 
 
-def test_the_noise_has_the_given_size_and_is_new_in_every_step_seed_and_coordinate():
-    """A learning rate of 1/2 forgets x: every x is half the noise of its step."""
-    args = replace(ARGS, learning_rate=0.5, noise=4.0, num_steps=200)
-    noise = -2 * course(args, keys_of(50))[0].x
-    assert noise.std() == pytest.approx(4 / np.sqrt(5), rel=0.02) and abs(noise.mean()) < 0.03
-    assert len(np.unique(noise.round(5))) > 0.9 * noise.size
-    flat = noise.reshape(-1, 5)
-    np.testing.assert_allclose(np.corrcoef(flat.T), np.eye(5), atol=0.05)
-    assert abs(np.corrcoef(noise[:, 1:].ravel(), noise[:, :-1].ravel())[0, 1]) < 0.02
-
-
 # The command line
 
 
@@ -218,14 +207,6 @@ def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
     assert (straight / "curve.png").exists()
     summary = json.loads((straight / "summary.json").read_text())
     assert (summary["updates"], summary["env_id"]) == (30, "bowl")
-
-
-def test_seeds_differ_and_repeat(monkeypatch, straight):
-    rows = np.array([line["charts/negative_distance"] for line in measured(straight)])
-    assert (np.diff(np.sort(rows, axis=1), axis=1) > 0).all()
-    call(monkeypatch, *FLAGS.split(), "--seed", 8, "--runs-dir", straight.parent, "--run-name", "next")
-    other = np.array([line["charts/negative_distance"] for line in measured(straight.parent / "next")])
-    np.testing.assert_allclose(other[:, :2], rows[:, 1:], rtol=1e-6)  # seeds 8 and 9
 
 
 def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
