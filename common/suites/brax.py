@@ -1,7 +1,6 @@
 """Brax (https://github.com/google/brax): rigid bodies with continuous actions from -1 to 1."""
 
 import contextlib
-import inspect
 import io
 import warnings
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ from common.suites.gymnax import exactly
 from common.vector import Suite
 
 PREFIX = "brax/"
-# What all of them take: how they are simulated, steps of the simulation per action, and the time limit.
-TAKES = ("backend", "n_frames", "episode_length")
 
 
 @contextlib.contextmanager
@@ -28,22 +25,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _environments() -> dict[str, type]:
-    """Brax's classes by name, but for the one that it tests itself with."""
+def env_ids() -> list[str]:
+    """All ids that `make` takes: brax's, but for the one that it tests itself with."""
     with quiet():
         from brax.envs import _envs
-    return {name: kind for name, kind in _envs.items() if name != "fast"}
-
-
-def env_ids() -> list[str]:
-    """All ids that `make` takes."""
-    return [f"{PREFIX}{name}" for name in _environments()]
-
-
-def arguments(env_id: str) -> list[str]:
-    """The names that `make` takes in kwargs."""
-    own = inspect.signature(_environments()[env_id.removeprefix(PREFIX)]).parameters
-    return [*TAKES, *(name for name in own if name not in (*TAKES, "kwargs"))]
+    return [f"{PREFIX}{name}" for name in _envs if name != "fast"]
 
 
 def make(env_id: str, kwargs: dict[str, Any]) -> "Brax":
