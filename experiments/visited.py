@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common import arrays, envs, metrics
+from common import arrays, envs
 from common.run.arguments import UsageError, read_record, typed
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.folder import write_atomically
@@ -64,7 +64,8 @@ def together(folder: Path, runs: tuple[Cell, ...], umap: bool) -> dict[str, tupl
 def in_a_plane(x: np.ndarray, umap: bool) -> np.ndarray:
     """Projects x into a plane. [n, features] -> [n, 2]."""
     if not umap:
-        return np.asarray(metrics.pca(x))
+        x = x - x.mean(0)
+        return x @ np.linalg.svd(x, full_matrices=False)[2][:2].T
     with warnings.catch_warnings(action="ignore"):
         return importlib.import_module("umap").UMAP(random_state=0).fit_transform(x)
 

@@ -1,4 +1,4 @@
-"""The optional suites step as they do by themselves, and their runs resume bit for bit.
+"""The optional suites step as they do by themselves.
 
 Each test is skipped where its suite is not installed (requirements-<suite>.txt). Run the slow ones, which .ci/run
 leaves out, when another version of a suite is to be used: pytest -m slow tests/test_suites.py
@@ -8,7 +8,6 @@ import functools
 import importlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +19,8 @@ import pytest
 
 import ppo
 from common import envs
-from common.run import arguments, checkpoints, plots
+from common.run import arguments
 from common.run.arguments import UsageError
-from common.run.command import main as run_main
 
 ROOT = Path(__file__).parents[1]
 # A small environment of each suite, with a time limit of 6 steps.
@@ -109,20 +107,6 @@ def test_xminigrid_steps_as_by_itself():
     np.testing.assert_array_equal(success, reached)
     np.testing.assert_array_equal(truncated, (time == limit) & ~reached)
     assert reached.any() and truncated.any()
-
-
-@pytest.mark.parametrize("limit", [4, 5, 6])
-def test_xminigrid_goal_in_the_last_step_is_no_time_out(limit):
-    """The shortest way through Empty-5x5 takes five steps."""
-    needs("xminigrid")
-    env = envs.make("xminigrid/MiniGrid-Empty-5x5", 1, env_kwargs=f'{{"max_steps": {limit}}}')
-    (state, _), step = jax.jit(env.reset)(jax.random.key(0)), jax.jit(env.step)
-    for time, action in enumerate([0, 0, 1, 0, 0][:limit], 1):
-        state, out = step(jax.random.key(time), state, jnp.array([[action]]))
-        assert bool(out.episode.done[0]) == (time == min(5, limit))
-    reached = limit >= 5
-    assert bool(out.terminated[0]) == bool(out.episode.success[0]) == reached != bool(out.truncated[0])
-    assert float(out.reward[0]) == pytest.approx((1 - 0.9 * 5 / limit) * reached)
 
 
 def check_shapes(suite):
@@ -283,83 +267,6 @@ def test_playground_that_cannot_download_its_models_is_one_line(monkeypatch):
         assert line.startswith("--env-id playground/LeapCubeReorient: its models could not be downloaded from https://")
 
 
-# Episodes
-
-
-# playground's differ from brax's in nothing but the 20 s that they take to compile.
-@pytest.mark.parametrize("suite", ["xminigrid", "craftax", "brax", pytest.param("playground", marks=pytest.mark.slow)])
-def test_episodes_are_cut_at_the_limit_and_begin_anew(suite):
-    """All are truncated together. Each then begins in a world that none had before, and the next limit is as far
-    away; the last observation of the old episode is given, too. In a stack of two, each observation stays for a
-    second step, but not in the next episode."""
-    needs(suite)
-    env_id, kwargs = SHORT[suite]
-    env = envs.make(env_id, 8, env_kwargs=kwargs, frame_stack=2, reward_clip=0.001)
-    # Turning on the spot, doing nothing, no force: nothing else ends within the limit.
-    action = {"xminigrid": jnp.ones((8, 1), int), "craftax": jnp.zeros((8, 1), int)}.get(suite, jnp.zeros((8, 1)))
-    world = {
-        "xminigrid": lambda state: (state.grid, state.agent.position, state.agent.direction),
-        "craftax": lambda state: state.map,
-    }.get(suite, lambda state: state.inner.obs)
-    state, obs = jax.jit(env.reset)(jax.random.key(0))
-    worlds, step = [world(state.inner.inner)], jax.jit(env.step)
-    halves = lambda obs: np.split(np.asarray(obs), 2, axis=-1)  # noqa: E731
-    for time in range(1, 2 * LIMIT + 1):
-        before = obs
-        state, out = step(jax.random.key(time), state, action)
-        obs = out.obs
-        assert not out.terminated.any() and (out.truncated == (time % LIMIT == 0)).all()
-        assert (np.abs(out.reward) <= np.float32(0.001)).all()
-        np.testing.assert_array_equal(halves(out.final_obs)[0], halves(before)[1])
-        changed = (np.asarray(out.final_obs) != np.asarray(out.obs)).reshape(8, -1).any(1)
-        if time % LIMIT:
-            assert not changed.any()
-        else:
-            assert changed.all() and (out.episode.length == LIMIT).all()
-            np.testing.assert_array_equal(*halves(obs))
-            worlds.append(world(state.inner.inner))
-    rows = [np.concatenate([x.reshape(8, -1) for x in map(np.asarray, jax.tree.leaves(each))], 1) for each in worlds]
-    assert len(np.unique(np.concatenate(rows), axis=0)) == 8 * 3
-
-
-# Runs
-
-
-FLAGS = "--sticky-actions 0.25 --time-limit 5 --num-envs 8 --num-steps 4 --minibatch-size 16 --update-epochs 1 "
-FLAGS += "--hidden-sizes 8 --num-devices 2 --total-timesteps 192 --num-eval-episodes 0 --plasticity-every 0 "
-FLAGS += "--checkpoint-every 3 --keep-checkpoints 0"
-
-
-def call(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
-    run_main(ppo.train, ppo.Args)
-
-
-# One suite will do; tests/test_runs.py has states such as brax's, with arrays of size 0.
-@pytest.mark.parametrize("suite", ["xminigrid"])
-def test_a_resumed_run_equals_a_straight_one(suite, monkeypatch, tmp_path):
-    """Bit for bit, over several ends of episodes, from a checkpoint within one: everything that is stored, and every
-    metric."""
-    short(suite, 1)
-    monkeypatch.chdir(tmp_path)
-    env_id, kwargs = SHORT[suite]
-    call(monkeypatch, "--env-id", env_id, "--env-kwargs", kwargs, *FLAGS.split(), "--run-name", "straight")
-    straight, broken = Path("runs/straight"), Path("runs/broken")
-    shutil.copytree(straight, broken)
-    for gone in ("checkpoints/6", "summary.json", "curve.png"):
-        shutil.rmtree(broken / gone) if (broken / gone).is_dir() else (broken / gone).unlink()
-    call(monkeypatch, "--resume", broken)
-    args = ppo.Args(**arguments.typed(ppo.Args, json.loads((straight / "args.json").read_text())["args"], ""))
-    _, _, _, init, _, _, key = ppo.build(args)
-    like = init(key)
-    ends = [checkpoints.restore_newest(path, [6], like, "", partial=False)[0] for path in (straight, broken)]
-    same(*ends)
-    rows = [plots.read_lines(path) for path in (straight, broken)]
-    rows = [[{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in each] for each in rows]
-    assert rows[0] == rows[1] and len(rows[0]) == 6
-    assert sum(row.get("charts/num_episodes", 0) for row in rows[0]) >= 8
-
-
 @pytest.mark.parametrize("suite", ["xminigrid", pytest.param("craftax", marks=pytest.mark.slow)])
 def test_pictures(suite):
     """Of a state in the form in which an evaluation keeps it. Craftax needs a minute for its textures, once."""
@@ -419,16 +326,6 @@ def test_ids_are_listed(suite):
     ids = envs.listed([suite]).splitlines()
     assert envs.SUITES[suite] in ids and len(ids) == len(set(ids)) and all(x.startswith(f"{suite}/") for x in ids)
     assert f"{envs.SUITES[suite]:<37}installed\n" in envs.listed([]) + "\n"
-
-
-def test_what_is_optional_has_requirements_of_its_own():
-    """On top of those of all, and pinned; and nothing else needs it."""
-    for suite in envs.OPTIONAL:
-        first, *rest = (ROOT / f"requirements-{suite}.txt").read_text().splitlines()
-        pins = [line for line in rest if not line.startswith("#")]
-        assert first == "-r requirements.txt" and all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in pins)
-        assert (ROOT / f"common/suites/{suite}.py").is_file()
-        assert suite not in (ROOT / "requirements.txt").read_text()
 
 
 def test_no_suite_is_imported_for_another():

@@ -111,6 +111,14 @@ def test_a_run_without_policies_from_all_of_it_is_refused_in_one_line(there):
 # Coverage
 
 
+def test_without_umap_the_plane_is_that_of_the_principal_components():
+    """Points of a plane in five dimensions keep their distances."""
+    flat, frame = np.random.default_rng(0).normal(size=(30, 2)), np.linalg.qr(np.arange(10.0).reshape(5, 2) ** 2)[0]
+    found = visited.in_a_plane(3 + flat @ frame.T, umap=False)
+    distances = lambda x: np.linalg.norm(x[:, None] - x, axis=-1)  # noqa: E731
+    np.testing.assert_allclose(distances(found), distances(flat), atol=1e-9)
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """-> a cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""

@@ -191,12 +191,11 @@ def _build(where: str, name: str, made: Any, kwargs: dict[str, Any], file: Any) 
         space = None if native else _action_space(where, made.action_space)
     env = made
     if native:
-        with blame(where, f"{', '.join(NEEDED_IN_GYMNAX[1:3])} or {RESET_ENV}", file):
+        with blame(where, " or ".join(NEEDED_IN_GYMNAX[1:]), file):
             env = Gymnax(made, params, name)
             space = _action_space(where, env.action_space)
-        # `Gymnax` would fit a state of other types in silence. Parameters are constants, which may decide on shapes.
-        action = jnp.zeros(space[0].shape if isinstance(space, Box) else (), space.dtype)
-        with blame(where, STEP_ENV, file):
+            # `Gymnax` would fit a state of other types in silence. Parameters are constants: they may decide on shapes.
+            action = jnp.zeros(space[0].shape if isinstance(space, Box) else (), space.dtype)
             out = jax.eval_shape(lambda *x: made.step_env(*x, params), jax.random.key(0), env.state_like, action)
         _same(f"{where}: step_env's state", out[1], env.state_like, ", as in reset_env's")
     state, obs = _check(where, env, space, file)
