@@ -192,7 +192,7 @@ def test_brax_steps_as_by_itself(backend):
     np.testing.assert_allclose(reward, after.reward, rtol=1e-4)
     fallen = after.done > 0
     np.testing.assert_array_equal(terminated, fallen)
-    np.testing.assert_array_equal(truncated, (np.arange(1, limit + 1) == limit) & ~fallen)
+    np.testing.assert_array_equal(truncated, np.broadcast_to(np.arange(1, limit + 1) >= limit, fallen.shape))
     assert not success.any() and fallen[4:].any(1).all() and truncated[:4, -1].all()
 
 
@@ -207,25 +207,25 @@ def test_brax_backends_are_chosen():
 
 
 def test_an_action_is_repeated_and_its_rewards_are_added():
-    """As tasks of playground ask for. A step of brax's "fast" is the time so far, and an episode is long over in it."""
+    """As tasks of playground ask for. A step of brax's "fast" pays the time so far."""
     needs("brax")
     from brax import envs as brax_envs
 
     from common.suites.brax import Brax
 
-    once, thrice = (Brax(brax_envs.get_environment("fast"), "fast", 9, repeat) for repeat in (1, 3))
+    once, thrice = (Brax(brax_envs.get_environment("fast"), "fast", repeat) for repeat in (1, 3))
     check_shapes(thrice)
     key, action = jax.random.key(0), jnp.zeros(thrice.action_space.low.shape)
     state, (other, _) = thrice.reset(key)[0], once.reset(key)
-    for i in range(3):
+    for _ in range(3):
         rewards = []
         for _ in range(3):
             other, obs, reward, *_ = once.step(key, other, action)
             rewards.append(float(reward))
-        state, seen, total, terminated, truncated, _ = thrice.step(key, state, action)
+        state, seen, total, terminated, _, _ = thrice.step(key, state, action)
         np.testing.assert_allclose(total, sum(rewards), rtol=1e-6)
         np.testing.assert_array_equal(seen, obs)
-        assert (int(state.time), bool(terminated), bool(truncated)) == (3 * (i + 1), False, i == 2)
+        assert not terminated
 
 
 def test_playground_steps_as_by_itself():

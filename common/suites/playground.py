@@ -8,6 +8,7 @@ from typing import Any
 from common.run.arguments import UsageError
 from common.run.tracking import say
 from common.suites.brax import Brax, quiet
+from common.suites.wrappers import TimeLimit
 
 PREFIX = "playground/"
 MODELS = "https://github.com/google-deepmind/mujoco_menagerie"
@@ -24,7 +25,7 @@ def env_ids() -> list[str]:
     return [f"{PREFIX}{name}" for name in _registry().ALL_ENVS]
 
 
-def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
+def make(env_id: str, kwargs: dict[str, Any]) -> TimeLimit:
     """Make one of `env_ids`. kwargs: of its configuration, "group.name" in a group. Those that are no part of the
     control suite download their models the first time."""
     name = env_id.removeprefix(PREFIX)
@@ -41,4 +42,4 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
     except subprocess.CalledProcessError:
         others = f"the control suite, such as {PREFIX}CartpoleBalance, needs none"
         raise UsageError(f"--env-id {env_id}: its models could not be downloaded from {MODELS}; {others}") from None
-    return Brax(env, env_id, config.episode_length, config.action_repeat)
+    return TimeLimit(Brax(env, env_id, config.action_repeat), -(-config.episode_length // config.action_repeat))
