@@ -50,9 +50,14 @@ def scan_until(stop: Callable | None, step: Callable, carry: Any, inputs: Any) -
     return carry, jax.tree.map(lambda x: x.sum(0) / taken.sum(), outputs), taken.sum()
 
 
+def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and (population) variance over the first axis and over devices. [n, ...] -> [...], [...]."""
+    shift, mean, var = _moments(x)
+    return shift + mean, var
+
+
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """[n, ...] -> shift, mean and (population) variance of x - shift over the first axis and over devices, where shift
-    is one of x: large equal numbers leave no rounding."""
+    """-> shift, mean and variance of x - shift, where shift is one of x: large equal numbers leave no rounding."""
     rest = x - x[0]
     return _together(x[0], rest.mean(0), rest.var(0))
 
@@ -79,7 +84,7 @@ def explained_variance(error: jax.Array, target: jax.Array) -> jax.Array:
     nothing to explain then. error, target: [n] -> []."""
     # Not by their variance, which rounding may keep above 0.
     constant = jax.lax.pmin(target.min(), "device") == jax.lax.pmax(target.max(), "device")
-    return jnp.where(constant, jnp.nan, 1 - _moments(error)[2] / _moments(target)[2])
+    return jnp.where(constant, jnp.nan, 1 - moments(error)[1] / moments(target)[1])
 
 
 class RunningStats(NamedTuple):
@@ -97,8 +102,7 @@ def initial_stats(shape: tuple[int, ...]) -> RunningStats:
 
 def update_stats(stats: RunningStats, x: jax.Array) -> RunningStats:
     """Merge the moments of x [n, ...] into the running ones."""
-    shift, mean, var = _moments(x.astype(jnp.float32))
-    return merge(stats, RunningStats(shift + mean, var, jax.lax.psum(jnp.float32(x.shape[0]), "device")))
+    return merge(stats, RunningStats(*moments(x.astype(jnp.float32)), jax.lax.psum(jnp.float32(x.shape[0]), "device")))
 
 
 def update_stats_by_step(stats: RunningStats, x: Any) -> RunningStats:
