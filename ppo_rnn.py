@@ -436,7 +436,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     return {
         **layer_metrics(hidden, args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, join(part))[0], rows, length),
-        **policy_metrics(learner.params, dist, unpack(batch.obs), dist.log_prob(batch.action) - batch.log_prob),
+        **policy_metrics(learner.params, dist, dist.log_prob(batch.action) - batch.log_prob),
     }
 
 

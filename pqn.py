@@ -313,7 +313,7 @@ def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: 
     return {
         **layer_metrics({"q": sown["intermediates"]}, args.dormant_tau),
         **gradient_metrics(lambda part: grad_fn(learner.params, part)[0], batch),
-        **policy_metrics(learner.params, epsilon_greedy(q, 0.0), unpack(batch.obs)),
+        **policy_metrics(learner.params, epsilon_greedy(q, 0.0)),
     }
 
 

@@ -32,19 +32,12 @@ class Game(NamedTuple):
     first: Episode  # [N], the episodes so far
 
 
-def new_game(reset: Callable[[jax.Array], tuple[Any, Any]], key: jax.Array, memory: Any) -> Game:
-    """reset(key) -> states, obs [N, ...]; memory: before the first step."""
+def start(env: VectorEnv, levels: Any, key: jax.Array, memory: Any = None) -> Game:
+    """Start an episode on each of these levels [N], if the suite has any. memory: before the first step."""
     key, reset_key = jax.random.split(key)
-    env_state, obs = reset(reset_key)
-    num_envs = jax.tree.leaves(obs)[0].shape[0]
-    nothing = Episode(*(jnp.zeros(num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+    env_state, obs = env.reset_to(reset_key, jnp.asarray(levels))
+    nothing = Episode(*(jnp.zeros(env.num_envs, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
     return Game(key, jnp.int32(0), env_state, obs, memory, nothing)
-
-
-def start(env: VectorEnv, key: jax.Array, memory: Any = None) -> Game:
-    """If the suite has a fixed set of levels, episode i is played on level i % num_levels."""
-    levels = jnp.arange(env.num_envs) % (env.suite.num_levels or env.num_envs)
-    return new_game(partial(env.reset_to, levels=levels), key, memory)
 
 
 def step(env: VectorEnv, act: Act, game: Game) -> Game:
@@ -68,10 +61,10 @@ def go_on(env: VectorEnv, act: Act, game: Game, until: int | jax.Array) -> Game:
 
 
 def play(suite: Any, num_episodes: int, act: Act, key: jax.Array) -> Episode:
-    """Play `num_episodes` episodes, each in its own environment, as `start` says, for LONGEST steps at most. -> their
-    statistics [num_episodes]."""
+    """Play `num_episodes` episodes, each in its own environment and on its own level, for LONGEST steps at most.
+    -> their statistics [num_episodes]."""
     env = copies(suite, num_episodes, auto_reset=False)
-    return go_on(env, act, start(env, key), LONGEST).first
+    return go_on(env, act, start(env, np.arange(num_episodes), key), LONGEST).first
 
 
 class Player:
@@ -91,9 +84,18 @@ class Player:
         # Training splits this key, and split(key, n)[i] is fold_in(key, i): take an index that no split reaches.
         keys = [jax.random.fold_in(jax.random.key(args.seed + i), 2**31 - 1) for i in range(args.num_seeds)]
         self._key = jnp.stack(keys) if self._many else keys[0]  # each seed plays as it would by itself
-        num_levels = suite.num_levels or 1  # each is played equally often
-        self._env = copies(suite, num_levels * -(-args.num_eval_episodes // num_levels), auto_reset=False)
-        self._start, self._go_on = self._jit(self._started), self._jit(self._gone_on, donate=1)
+        num_levels = suite.num_levels or max(1, args.num_eval_episodes)
+        # Each level is played equally often.
+        levels = np.tile(np.arange(num_levels), -(-args.num_eval_episodes // num_levels))
+        env = copies(suite, len(levels), auto_reset=False)
+
+        def started(learner: Any, key: jax.Array, update: jax.Array) -> Game:
+            return start(env, levels, jax.random.fold_in(key, update), self._memory(len(levels)))
+
+        def gone_on(learner: Any, game: Game, until: jax.Array) -> Game:
+            return go_on(env, partial(self._act, learner), game, until)
+
+        self._start, self._go_on = self._jit(started), self._jit(gone_on, donate=1)
 
     def _jit(self, function: Callable[..., Any], donate: int | None = None) -> Callable[..., Any]:
         """Jit a function of a learner, what belongs to its seed and a number, for all seeds. donate: an argument to
@@ -107,12 +109,6 @@ class Player:
         else:
             dist, memory = self._policy(learner, obs, memory)
         return dist.mode() if self._args.eval_deterministic else dist.sample(key), memory
-
-    def _started(self, learner: Any, key: jax.Array, update: jax.Array) -> Game:
-        return start(self._env, jax.random.fold_in(key, update), self._memory(self._env.num_envs))
-
-    def _gone_on(self, learner: Any, game: Game, until: jax.Array) -> Game:
-        return go_on(self._env, partial(self._act, learner), game, until)
 
     def scores(
         self, learner: Any, update: int, given_up: Callable[[], bool] = lambda: False
@@ -136,7 +132,7 @@ class Player:
 
     def film(self, state: Any) -> dict[str, Callable[[], list[np.ndarray]]]:
         """One episode of the (first) state.learner. -> {name: function that makes its pictures [H, W, 3] uint8}."""
-        return {"final_policy": lambda: record(self._suite, [None], *self._first(state.learner), self._memory(1))[0]}
+        return {"final_policy": lambda: record(self._suite, [0], *self._first(state.learner), self._memory(1))[0]}
 
     def _one(self, tree: Any) -> Any:
         tree = on_one_device(tree)
@@ -156,14 +152,10 @@ def on_one_device(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
-def record(
-    suite: Any, levels: Sequence[int | None], act: Act, key: jax.Array, memory: Any = None
-) -> list[list[np.ndarray]]:
-    """Pictures [H, W, 3] uint8 of the start of an episode on each of these levels; [None] is an episode as in training.
-    memory: of the policy, before the first step."""
+def record(suite: Any, levels: Sequence[int], act: Act, key: jax.Array, memory: Any = None) -> list[list[np.ndarray]]:
+    """Pictures [H, W, 3] uint8 of the start of an episode on each of these levels. memory: as in `start`."""
     env = copies(suite, len(levels), auto_reset=False)
-    reset = jax.jit(env.reset) if None in levels else partial(jax.jit(env.reset_to), levels=jnp.array(levels))
-    game, go = new_game(reset, key, memory), jax.jit(partial(step, env, act))
+    game, go = jax.jit(partial(start, env, levels))(key, memory), jax.jit(partial(step, env, act))
     states: list[list[Any]] = [[] for _ in levels]
     while not game.first.done.all() and game.time < MAX_FRAMES:
         now = jax.device_get(game.env_state.inner)

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.actions import Categorical, Gaussian
-from common.arrays import unpack
 from common.statistics import RunningStats, standardise
 
-COVERAGE_SAMPLE = 512  # observations at most, because a larger sample covers more by itself
 GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many parts of a sample
 
 
@@ -73,12 +71,10 @@ def plasticity_metrics(
     """
     if args.norm_adv:
         batch = batch._replace(advantage=standardise(batch.advantage))
-    seen = jax.tree.leaves(unpack(batch.obs))
-    obs = seen[0] if len(seen) == 1 else jnp.concatenate([x.reshape(x.shape[0], -1) for x in seen], axis=1)
     return {
         **layer_metrics(intermediates, args.dormant_tau),
         **gradient_metrics(lambda part: gradient(part)[0], batch),
-        **policy_metrics(params, dist, obs, dist.log_prob(batch.action) - batch.log_prob),
+        **policy_metrics(params, dist, dist.log_prob(batch.action) - batch.log_prob),
     }
 
 
@@ -94,15 +90,11 @@ def layer_metrics(intermediates: Mapping[str, Any], tau: float) -> dict[str, jax
 
 
 def policy_metrics(
-    params: Any, dist: Categorical | Gaussian, obs: jax.Array, log_ratio: jax.Array | None = None
+    params: Any, dist: Categorical | Gaussian, log_ratio: jax.Array | None = None
 ) -> dict[str, jax.Array]:
-    """Weight norm, policy variance, coverage and, if log_ratio is given, the effective sample size of the importance
-    weights exp(log_ratio). dist: of [n]; obs: [n, ...]; log_ratio: [n]."""
-    found = {
-        "plasticity/weight_norm": weight_norm(params),
-        "plasticity/policy_variance": policy_variance(dist),
-        "plasticity/coverage_pca": coverage(pca(obs[:COVERAGE_SAMPLE])),
-    }
+    """Weight norm, policy variance and, if log_ratio is given, the effective sample size of the importance weights
+    exp(log_ratio). dist: of [n]; log_ratio: [n]."""
+    found = {"plasticity/weight_norm": weight_norm(params), "plasticity/policy_variance": policy_variance(dist)}
     if log_ratio is not None:
         found["plasticity/effective_sample_size"] = effective_sample_size(log_ratio)
     return found
@@ -183,23 +175,3 @@ def policy_variance(dist: Categorical | Gaussian) -> jax.Array:
     """Mean over actions of the variance over states of their probability (Moalla et al. 2024), or, for a Gaussian, over
     dimensions of that of the mean action. dist: of [n] -> []."""
     return (dist.probs() if isinstance(dist, Categorical) else dist.mean).var(0).mean()
-
-
-def coverage(points: jax.Array, grid: int = 32) -> jax.Array:
-    """Share of the grid x grid cells of the points' bounding box that contain a point. points: [n, 2] -> []."""
-    low, high = points.min(0), points.max(0)
-    place = (points - low) / jnp.where(high > low, high - low, 1.0)
-    row, column = jnp.minimum((place * grid).astype(jnp.int32), grid - 1).T
-    return jnp.zeros(grid * grid).at[row * grid + column].set(1.0).mean()
-
-
-def pca(x: jax.Array, iterations: int = 10) -> jax.Array:
-    """The first two principal components, by subspace iteration: a cheap stand-in for UMAP. x: [n, ...] -> [n, 2]."""
-    x = x.reshape(x.shape[0], -1).astype(jnp.float32)
-    x = x - x.mean(0)
-    basis = jax.random.normal(jax.random.key(0), (x.shape[1], min(8, *x.shape)))
-    for _ in range(iterations):  # a full decomposition would take most of the time of all measurements
-        basis = jnp.linalg.qr(x.T @ (x @ basis))[0]
-    vectors, values, _ = jnp.linalg.svd(x @ basis, full_matrices=False)
-    points = vectors[:, :2] * jnp.where(values[:2] > 1e-3 * values[0], values[:2], 0.0)  # rounding is not a direction
-    return jnp.pad(points, ((0, 0), (0, 2 - points.shape[1])))  # there may be only one dimension

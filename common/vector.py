@@ -17,7 +17,8 @@ class Suite:
     """A single environment, without auto-reset, as pure JAX functions: no leading axis, no side effects. `state` is any
     pytree of arrays, whose structure, shapes and types are the same after `reset` and after every `step`.
 
-    A user's own class (--env-id my_file:MyEnv) need not inherit from it, and may leave out what has a default.
+    A user's own class (--env-id my_file:MyEnv) need not inherit from it, and may leave out what has a default, and what
+    `reset` tells: obs_shape and obs_dtype.
     """
 
     name: str

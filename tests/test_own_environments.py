@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from common.actions import Box, Discrete
 
 class Walk:
-    obs_shape, action_space = (4,), Discrete((2,))
+    action_space = Discrete((2,))
 
     def reset(self, key):
         return {"place": 0, "time": 0}, jax.nn.one_hot(0, 4)
@@ -129,7 +129,7 @@ def test_all_styles_play_the_same(here):
 
 LEVELS = WALK + dedent("""
     class Levels(Walk):
-        name, num_levels, has_success, obs_dtype = "Mine", 3, True, "float32"
+        name, num_levels, has_success = "Mine", 3, True
         def reset_to(self, key, level):
             return {"place": level, "time": 0}, jax.nn.one_hot(level, 4)
         def frames(self, states):
@@ -268,18 +268,15 @@ def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
         ("CartPole-v1", "{size: 8}", ["--env-kwargs {size: 8}: is no JSON", "(Expecting", """'{"size": 8}'"""]),
         ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
         ("Pendulum-v1", '{"max_speed": NaN}', ["--env-kwargs", "not JSON compliant"]),
-        ("Pendulum-v1", '{"max_speed": -1e999}', ["--env-kwargs", "not JSON compliant"]),
         ("Pendulum-v1", '{"x": ' + "[" * 9999 + "]" * 9999 + "}", ["--env-kwargs", "is no JSON", "recursion"]),
         ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
         ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
-        ("Acrobot-v1", '{"available_torque": [[1], [1, 2]]}', ["--env-kwargs", "Acrobot-v1 raises"]),
         ("Catch-bsuite", '{"row": 8}', ["takes no row; it takes rows, columns"]),
         ("kinetix/s", '{"size": 8}', ["--env-kwargs", "kinetix/s takes none"]),
         ("my_file:Walk", '{"size": 8}', ["--env-kwargs", "Walk takes no size; it takes no arguments"]),
         ("my_file:Sized", '{"size": 8, "gaol": 1}', ["Sized takes no gaol; it takes size, goal"]),
         ("my_file:Sized", None, ["--env-id my_file:Sized: Sized(...) with --env-kwargs '{}' raises", "'size'"]),
         ("my_file:Native", '{"sizes": 8}', ["Native takes no sizes; it takes size"]),
-        ("my_file:WALK", '{"size": 8}', ["WALK takes no size; it takes no arguments"]),
         ("my_file:anything", '{"nothing": 8}', ["anything(...) with", "raises TypeError", "my_file.py:"]),
     ],
 )
@@ -343,50 +340,35 @@ LINE = 1 + WALK[: WALK.index("def step")].count("\n")
     [
         (WITHOUT["step"], ["Walk has no step(key, state, action) -> state, obs, reward,", "docs/environments.md"]),
         (WITHOUT["reset"], ["Walk has no reset(key) -> state, obs"]),
-        (changed("obs_shape, action_space = (4,), Discrete((2,))", "obs_shape = (4,)"), ["no action_space = Discrete"]),
+        (changed("    action_space = Discrete((2,))", ""), ["no action_space = Discrete"]),
         (changed(STEP, STEP.replace(", False", "")), ["returns 5 results; must be 6: state, obs, reward, terminated"]),
-        (changed(STEP, "return place"), ["step(key, state, action) returns 1 result; must be 6"]),
         (changed(RESET, RESET + ", {}"), ["reset(key) returns 3 results; must be 2: state, obs"]),
-        (changed(RESET, 'return jax.nn.one_hot(0, 4), {"place": 0}'), ["obs is built as {'place': *}; must be *"]),
-        (changed("(4,), D", "(5,), D"), ["obs is float32 of shape (4,); must be float32 of shape (5,), as obs_shape"]),
-        (changed("(4,), D", "4, D"), ["obs_shape (such as (4,)) or", "raises TypeError"]),
-        (changed("    def reset", "    obs_dtype = 'int32'\n    def reset"), ["is float32", "must be int32"]),
-        (changed("    def reset", "    obs_dtype = 'x'\n    def reset"), ["obs_dtype (such as bool) raises TypeError"]),
+        (changed(RESET, 'return jax.nn.one_hot(0, 4), {"place": 0}'), ["reset's obs must be one array"]),
         (changed("one_hot(place, 4)", "one_hot(place, 5)"), ["step's obs is float32 of shape (5,)", "reset's"]),
         (changed('+ 1}', '+ 1.0}'), ["step's state['time'] is float32 of shape (); must be int32 of shape (), as in"]),
         (changed('"place": place,', '"place": place[None],'), ["state['place'] is int32 of shape (1,); must be"]),
         (changed('+ 1}', '+ 1, "x": 0}'), ["step's state is built as {'place': *", "must be {'place': *, 'time': *}"]),
         (changed("(place == 3) - 0.1", "place"), ["step's reward is int32 of shape (); must be float32 of shape ()"]),
-        (changed("(place == 3) - 0.1", "jnp.zeros(1)"), ["step's reward is float32 of shape (1,); must be"]),
         (changed("place == 3, state", "1.0, state"), ["step's terminated is float32 of shape (); must be bool of"]),
         (changed("Discrete((2,))", "Discrete(2)"), ["action_space is Discrete(nvec=2); must be Discrete((n,))"]),
-        (changed("Discrete((2,))", "2"), ["action_space is 2; must be Discrete((n,))"]),
-        (changed("Discrete((2,))", "Discrete((2, 0))"), ["action_space is Discrete(nvec=(2, 0))"]),
         (changed("Discrete((2,))", "Box(-1, 1)"), ["action_space is Box(low=-1, high=1)", "high) with arrays"]),
-        (changed("Discrete((2,))", "Box([1], [-1])"), ["action_space is Box(low=[1], high=[-1])"]),
         (changed(STATE, f"if action[0] > 0: {STATE}"), ["TracerBool", "jnp.where can", f":{LINE + 2})"]),
         (changed(STATE, "1 / 0"), ["step(key, state, action) ->", "raises ZeroDivision", f"my_file.py:{LINE + 2})"]),
-        (changed("    def reset", "    def __init__(self): {}['x']\n    def reset"), ["raises KeyError: 'x' ("]),
         (
             WALK + indent("\ndef reset_to(self, key, level):\n    return {}, jax.nn.one_hot(0, 4)\n", "    "),
             ["reset_to's (state, obs) is built as ({}, *); must be"],
         ),
-        ("Walk = 3", ["Walk(...)", "raises TypeError: 3 is not a callable object"]),
-        ("def Walk(): pass", ["Walk has no obs_shape"]),
+        ("def Walk(): pass", ["Walk has no action_space"]),
         ("x = 1\nimport nothing_of_this_name", ["importing my_file.py raises ModuleNotFoundError", "my_file.py:2)"]),
         ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (my_file.py, line 3)"]),
-        ("raise SystemExit(3)", ["importing my_file.py raises SystemExit: 3 (", "my_file.py:1)"]),
         ("class Wlak: pass\ndef make(): pass\nx = 1", ["no Walk in", "my_file.py; it has Wlak, make"]),
         # gymnax's style
         (changed("default_params =", "params =", NATIVE), ["Walk has no default_params"]),
         (changed("def step_env", "def step", NATIVE), ["Walk has no step_env(key, state, action, params) ->"]),
-        (changed("done, {}", "{}", NATIVE), ["not enough values to unpack"]),
-        (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["params) -> obs, state raises ValueError: too"]),
+        (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["info raises ValueError: too"]),
         (changed("place, state, done - 0.1", "0, place, 0.0", NATIVE), ["step_env's state is built as *; must be {"]),
         (changed('+ 1}, place', '+ 1.0}, place', NATIVE), ["step_env's state['time'] is float32", "as in reset_env's"]),
-        (changed("done - 0.1", "jnp.zeros(2)", NATIVE), ["step's reward is float32 of shape (2,)"]),
         (changed("spaces.Discrete(2)", "2", NATIVE), ["action_space(params) or", "AttributeError: 'int'"]),
-        (changed('["time"] >=', '["tiem"] >=', NATIVE), ["raises KeyError: 'tiem' (", "my_file.py:"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
@@ -399,12 +381,9 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
     "env_id, said",
     [
         ("nothing:Walk", ["no file nothing.py in", "or beside the script, nor a module nothing; give a path"]),
-        ("some/dir/nothing.py:Walk", ["no file some/dir/nothing.py in", "give a path"]),
-        ("no.such.module:Walk", ["nor a module no.such.module"]),
         ("json.nothing:Walk", ["nor a module json.nothing"]),
         ("json:Walk", ["no Walk in", "json/__init__.py; it has", "dumps"]),
         ("my_file:", ["must be FILE:NAME, such as my_file:MyEnv"]),
-        (":Walk", ["must be FILE:NAME"]),
         ("my_file.py", ["is a file; say which class in it, my_file.py:MyEnv"]),
         ("foo/Bar", ["no suite 'foo'; there are such as CartPole-v1, kinetix/locomotion, ", " and my_file:MyEnv"]),
     ],
@@ -445,7 +424,7 @@ def test_the_page_is_true(here, monkeypatch):
     commands = re.findall(r"^python ppo.py (.+)$", PAGE, re.M)
     others = "|".join(["--list-envs", *(f"{suite}/" for suite in envs.OPTIONAL)])  # those are in test_suites.py
     commands = [command for command in commands if not re.search(others, command)]
-    assert len(commands) == 5
+    assert len(commands) == 4
     for command in commands:
         args = arguments.parse(ppo.Args, "", [word.strip("'") for word in re.findall(r"'.+?'|\S+", command)])
         envs.make(args.env_id, 1, env_kwargs=args.env_kwargs)

@@ -1,11 +1,10 @@
 """Brax (https://github.com/google/brax): rigid bodies with continuous actions from -1 to 1."""
 
 import contextlib
-import inspect
 import io
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,10 @@ import numpy as np
 
 from common.actions import Box
 from common.suites.gymnax import exactly
+from common.suites.wrappers import TimeLimit
 from common.vector import Suite
 
 PREFIX = "brax/"
-# What all of them take: how they are simulated, steps of the simulation per action, and the time limit.
-TAKES = ("backend", "n_frames", "episode_length")
 
 
 @contextlib.contextmanager
@@ -28,25 +26,14 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _environments() -> dict[str, type]:
-    """Brax's classes by name, but for the one that it tests itself with."""
+def env_ids() -> list[str]:
+    """All ids that `make` takes: brax's, but for the one that it tests itself with."""
     with quiet():
         from brax.envs import _envs
-    return {name: kind for name, kind in _envs.items() if name != "fast"}
+    return [f"{PREFIX}{name}" for name in _envs if name != "fast"]
 
 
-def env_ids() -> list[str]:
-    """All ids that `make` takes."""
-    return [f"{PREFIX}{name}" for name in _environments()]
-
-
-def arguments(env_id: str) -> list[str]:
-    """The names that `make` takes in kwargs."""
-    own = inspect.signature(_environments()[env_id.removeprefix(PREFIX)]).parameters
-    return [*TAKES, *(name for name in own if name not in (*TAKES, "kwargs"))]
-
-
-def make(env_id: str, kwargs: dict[str, Any]) -> "Brax":
+def make(env_id: str, kwargs: dict[str, Any]) -> TimeLimit:
     """Make one of `env_ids`."""
     import mujoco
     from brax import envs
@@ -57,50 +44,41 @@ def make(env_id: str, kwargs: dict[str, Any]) -> "Brax":
     kwargs = {"backend": backend, "episode_length": 1000, **kwargs}
     episode_length = kwargs.pop("episode_length")
     with quiet():
-        return Brax(envs.get_environment(name, **kwargs), env_id, episode_length)
-
-
-class Timed(NamedTuple):
-    """The suite's state, and the steps since the reset."""
-
-    inner: Any
-    time: jax.Array
+        return TimeLimit(Brax(envs.get_environment(name, **kwargs), env_id), episode_length)
 
 
 class Brax(Suite):
-    """One environment in brax's style, with a time limit. Brax's own wrappers would begin all episodes of an
-    environment in the same state. Without a display, brax cannot draw, only write a page of HTML."""
+    """One environment in brax's style. Brax's own wrappers would begin all episodes of an environment in the same
+    state. Without a display, brax cannot draw, only write a page of HTML."""
 
-    def __init__(self, env: Any, name: str, episode_length: int, action_repeat: int = 1):
-        self.env, self.name, self.episode_length, self.action_repeat = env, name, episode_length, action_repeat
+    def __init__(self, env: Any, name: str, action_repeat: int = 1):
+        self.env, self.name, self.action_repeat = env, name, action_repeat
         self._like = jax.eval_shape(env.reset, jax.random.key(0))
         obs = self._observe(self._like)
         self.obs_shape, self.obs_dtype = obs.shape, np.dtype(obs.dtype)
         bound = np.ones(env.action_size, np.float32)
         self.action_space = Box(-bound, bound)
 
-    def _observe(self, inner: Any) -> jax.Array:
+    def _observe(self, state: Any) -> jax.Array:
         """What the policy sees. Where there is a dict, the rest of it is for a critic that knows more."""
-        return inner.obs["state"] if isinstance(inner.obs, dict) else inner.obs
+        return state.obs["state"] if isinstance(state.obs, dict) else state.obs
 
-    def reset(self, key: jax.Array) -> tuple[Timed, jax.Array]:
-        inner = exactly(self.env.reset(key), self._like)
-        return Timed(inner, jnp.int32(0)), self._observe(inner)
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        state = exactly(self.env.reset(key), self._like)
+        return state, self._observe(state)
 
-    def step(self, key: jax.Array, state: Timed, action: jax.Array) -> tuple:
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""
 
-        def once(inner: Any, _: None) -> tuple[Any, jax.Array]:
-            inner = jax.tree.map(lambda x: x, inner)  # brax writes into the dicts of the state that it is given
-            inner = exactly(self.env.step(inner, action), self._like)
-            return inner, inner.reward
+        def once(state: Any, _: None) -> tuple[Any, jax.Array]:
+            state = jax.tree.map(lambda x: x, state)  # brax writes into the dicts of the state that it is given
+            state = exactly(self.env.step(state, action), self._like)
+            return state, state.reward
 
         # As in brax's wrapper: an episode that ends between repetitions is played to the last of them.
-        inner, rewards = jax.lax.scan(once, state.inner, length=self.action_repeat)
-        time, obs, reward = state.time + self.action_repeat, self._observe(inner), rewards.sum(0)
+        state, rewards = jax.lax.scan(once, state, length=self.action_repeat)
+        obs, reward = self._observe(state), rewards.sum(0)
         # A simulation that explodes ends the episode. One NaN would end the whole run.
         exploded = ~(jnp.isfinite(reward) & jnp.isfinite(obs).all())
         obs, reward = jnp.where(jnp.isfinite(obs), obs, 0), jnp.where(exploded, 0.0, reward)
-        terminated = (inner.done > 0) | exploded
-        truncated = (time >= self.episode_length) & ~terminated
-        return Timed(inner, time), obs, reward, terminated, truncated, jnp.bool_(False)
+        return state, obs, reward, (state.done > 0) | exploded, jnp.bool_(False), jnp.bool_(False)

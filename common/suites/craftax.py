@@ -1,7 +1,6 @@
 """Craftax and Craftax-Classic (https://github.com/MichaelTMatthews/Craftax) with symbolic observations."""
 
 import contextlib
-import dataclasses
 import importlib
 import io
 from typing import Any
@@ -24,32 +23,17 @@ def env_ids() -> list[str]:
     return [f"{PREFIX}{name}" for name in GAMES]
 
 
-def _default(env_id: str) -> Any:
-    """The suite's environment; not the one with auto-reset, which makes a new world in every step."""
+def make(env_id: str, kwargs: dict[str, Any]) -> Gymnax:
+    """Make one of `env_ids`. kwargs are parameters, and those that decide on shapes."""
     from craftax.craftax_env import make_craftax_env_from_name
 
-    return make_craftax_env_from_name(env_id.removeprefix(PREFIX), auto_reset=False)
-
-
-def _fields(params: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(params)]
-
-
-def arguments(env_id: str) -> list[str]:
-    """The names that `make` takes in kwargs: parameters, and those that decide on shapes."""
-    env = _default(env_id)
-    return [name for params in (env.default_params, env.static_env_params) for name in _fields(params)]
-
-
-def make(env_id: str, kwargs: dict[str, Any]) -> Gymnax:
-    """Make one of `env_ids`."""
-    env = _default(env_id)
-    kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in kwargs.items()}
-    params, static = (
-        params.replace(**{name: value for name, value in kwargs.items() if name in _fields(params)})
-        for params in (env.default_params, env.static_env_params)
-    )
-    return Gymnax(Game(type(env)(static), GAMES[env_id.removeprefix(PREFIX)]), params, env_id)
+    name = env_id.removeprefix(PREFIX)
+    # Not the one with auto-reset, which makes a new world in every step.
+    env = make_craftax_env_from_name(name, auto_reset=False)
+    fields = env.static_env_params.__dataclass_fields__
+    shapes = {key: tuple(x) if isinstance(x, list) else x for key, x in kwargs.items() if key in fields}
+    params = env.default_params.replace(**{key: x for key, x in kwargs.items() if key not in fields})
+    return Gymnax(Game(type(env)(env.static_env_params.replace(**shapes)), GAMES[name]), params, env_id)
 
 
 class Game:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,8 @@ RESET, RESULTS = "reset(key) -> state, obs", "state, obs, reward, terminated, tr
 STEP, RESET_ENV = f"step(key, state, action) -> {RESULTS}", "reset_env(key, params) -> obs, state"
 STEP_ENV = "step_env(key, state, action, params) -> obs, state, reward, done (or terminated, truncated), info"
 # What a class has to have, and how it is called: in this project's style, and in gymnax's.
-NEEDED = "obs_shape = (n,)", f"action_space = {SPACE}", RESET, STEP
+NEEDED = f"action_space = {SPACE}", RESET, STEP
+REST = jax.ShapeDtypeStruct((), jnp.float32), *[jax.ShapeDtypeStruct((), jnp.bool_)] * 3  # of the results of a step
 NEEDED_IN_GYMNAX = "default_params", "observation_space(params)", "action_space(params)", RESET_ENV, STEP_ENV
 
 
@@ -43,22 +44,21 @@ class Own(Suite):
 
     def __init__(self, env: Any, space: Discrete | Box, state: Any, obs: jax.ShapeDtypeStruct):
         """state, obs: the shapes that `reset` returns."""
-        self._env, self._like, self.action_space = env, (state, obs), space
+        self._env, self._like, self.action_space = env, (state, obs, *REST), space
         self.obs_shape, self.obs_dtype, self.can_draw = obs.shape, np.dtype(obs.dtype), hasattr(env, "frames")
         self.name = getattr(env, "name", type(env).__name__)
         self.has_success, self.num_levels = getattr(env, "has_success", False), getattr(env, "num_levels", None)
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
-        return exactly(tuple(self._env.reset(key)), self._like)
+        return exactly(tuple(self._env.reset(key)), self._like[:2])
 
     def reset_to(self, key: jax.Array, level: jax.Array) -> tuple[Any, jax.Array]:
         has_levels = hasattr(self._env, "reset_to")
-        return exactly(tuple(self._env.reset_to(key, level)), self._like) if has_levels else self.reset(key)
+        return exactly(tuple(self._env.reset_to(key, level)), self._like[:2]) if has_levels else self.reset(key)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple:
         """Take a step. -> state, obs, reward, terminated, truncated, success."""
-        state, obs, reward, *ends = self._env.step(key, state, action)
-        return *exactly((state, obs), self._like), jnp.asarray(reward, jnp.float32), *(jnp.asarray(x) for x in ends)
+        return exactly(tuple(self._env.step(key, state, action)), self._like)
 
     def frames(self, states: list[Any]) -> list[np.ndarray]:
         return self._env.frames(states)
@@ -127,18 +127,11 @@ def parse_kwargs(env_kwargs: str | None) -> dict[str, Any]:
     raise UsageError(f"--env-kwargs {env_kwargs}: {why}{such}")
 
 
-def _refuse_unknown(name: str, kwargs: dict[str, Any], takes: Sequence[str]) -> None:
-    if unknown := [key for key in kwargs if key not in takes]:
-        known = ", ".join(dict.fromkeys(takes)) or "no arguments"
-        raise UsageError(f"--env-kwargs {json.dumps(kwargs)}: {name} takes no {', '.join(unknown)}; it takes {known}")
-
-
 def optional(module: ModuleType, env_id: str, kwargs: dict[str, Any]) -> Any:
     """The environment `env_id` of an optional suite, whose module is such as common.suites.brax."""
     if not kwargs:
         return module.make(env_id, kwargs)
     where = f"--env-kwargs {json.dumps(kwargs)}"
-    _refuse_unknown(env_id, kwargs, module.arguments(env_id))
     with blame(where, env_id, module.__file__):
         made = module.make(env_id, kwargs)
     _check(where, made, made.action_space, module.__file__)
@@ -189,20 +182,21 @@ def _build(where: str, name: str, made: Any, kwargs: dict[str, Any], file: Any) 
         if missing := [call for call in needed if not hasattr(made, re.match(r"\w+", call)[0])]:
             raise UsageError(f"{where}: {name} has no {', no '.join(missing)}; docs/environments.md has whole examples")
         params = made.default_params if native else None
-        fields = getattr(params, "__dataclass_fields__", getattr(params, "_fields", ()))
-        _refuse_unknown(name, rest, [*takes, *fields])
-        rest = {key: jnp.asarray(value) if isinstance(value, list) else value for key, value in rest.items()}
+        fields = getattr(params, "__dataclass_fields__", ())
+        if unknown := ", ".join(key for key in rest if key not in fields):
+            known = ", ".join([*takes, *fields]) or "no arguments"
+            raise UsageError(f"--env-kwargs {json.dumps(kwargs)}: {name} takes no {unknown}; it takes {known}")
         if rest:
-            params = getattr(params, "_replace", functools.partial(dataclasses.replace, params))(**rest)
+            arrays = {key: jnp.asarray(value) for key, value in rest.items() if isinstance(value, list)}
+            params = dataclasses.replace(params, **rest | arrays)
         space = None if native else _action_space(where, made.action_space)
     env = made
     if native:
-        with blame(where, f"{', '.join(NEEDED_IN_GYMNAX[1:3])} or {RESET_ENV}", file):
+        with blame(where, " or ".join(NEEDED_IN_GYMNAX[1:]), file):
             env = Gymnax(made, params, name)
             space = _action_space(where, env.action_space)
-        # `Gymnax` would fit a state of other types in silence. Parameters are constants, which may decide on shapes.
-        action = jax.ShapeDtypeStruct(space[0].shape if isinstance(space, Box) else (), space.dtype)
-        with blame(where, STEP_ENV, file):
+            # `Gymnax` would fit a state of other types in silence. Parameters are constants: they may decide on shapes.
+            action = jnp.zeros(space[0].shape if isinstance(space, Box) else (), space.dtype)
             out = jax.eval_shape(lambda *x: made.step_env(*x, params), jax.random.key(0), env.state_like, action)
         _same(f"{where}: step_env's state", out[1], env.state_like, ", as in reset_env's")
     state, obs = _check(where, env, space, file)
@@ -211,17 +205,15 @@ def _build(where: str, name: str, made: Any, kwargs: dict[str, Any], file: Any) 
 
 def _check(where: str, env: Any, space: Discrete | Box, file: Any) -> tuple[Any, jax.ShapeDtypeStruct]:
     """Look at the shapes that reset, reset_to and step return. -> those of state and obs."""
-    key, like = jax.random.key(0), jax.ShapeDtypeStruct
+    key = jax.random.key(0)
     state, obs = _shapes(where, RESET, file, env.reset, key)
-    with blame(where, "obs_shape (such as (4,)) or obs_dtype (such as bool)", file):
-        declared = like(tuple(env.obs_shape), getattr(env, "obs_dtype", getattr(obs, "dtype", jnp.float32)))
-    _same(f"{where}: reset's obs", obs, declared, ", as obs_shape and obs_dtype say")
+    if not isinstance(obs, jax.ShapeDtypeStruct):
+        raise UsageError(f"{where}: reset's obs must be one array")
     if hasattr(env, "reset_to"):
-        again = _shapes(where, "reset_to(key, level) -> state, obs", file, env.reset_to, key, like((), jnp.int32))
+        again = _shapes(where, "reset_to(key, level) -> state, obs", file, env.reset_to, key, jnp.int32(0))
         _same(f"{where}: reset_to's (state, obs)", again, (state, obs), ", as in reset's")
-    out = _shapes(where, STEP, file, env.step, key, state, like((len(space[0]),), space.dtype))
-    wanted = state, obs, like((), jnp.float32), *[like((), jnp.bool_)] * 3
-    for name, found, like in zip(RESULTS.split(", "), out, wanted, strict=True):
+    out = _shapes(where, STEP, file, env.step, key, state, jnp.zeros(len(space[0]), space.dtype))
+    for name, found, like in zip(RESULTS.split(", "), out, (state, obs, *REST), strict=True):
         _same(f"{where}: step's {name}", found, like, ", as in reset's" if name in ("state", "obs") else "")
     return state, obs
 

@@ -8,6 +8,7 @@ from typing import Any
 from common.run.arguments import UsageError
 from common.run.tracking import say
 from common.suites.brax import Brax, quiet
+from common.suites.wrappers import TimeLimit
 
 PREFIX = "playground/"
 MODELS = "https://github.com/google-deepmind/mujoco_menagerie"
@@ -24,25 +25,13 @@ def env_ids() -> list[str]:
     return [f"{PREFIX}{name}" for name in _registry().ALL_ENVS]
 
 
-def arguments(env_id: str) -> list[str]:
-    """The names that `make` takes in kwargs: those of the environment's configuration."""
-    return _names(_registry().get_default_config(env_id.removeprefix(PREFIX)))
-
-
-def _names(config: Any) -> list[str]:
-    """Those of a group are "group.name"."""
-    names = []
-    for key, value in config.items():
-        names += [f"{key}.{name}" for name in _names(value)] if hasattr(value, "items") else [key]
-    return names
-
-
-def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
-    """Make one of `env_ids`. Those that are no part of the control suite download their models the first time."""
+def make(env_id: str, kwargs: dict[str, Any]) -> TimeLimit:
+    """Make one of `env_ids`. kwargs: of its configuration, "group.name" in a group. Those that are no part of the
+    control suite download their models the first time."""
     name = env_id.removeprefix(PREFIX)
     config = _registry().get_default_config(name)
     config.impl = "jax"  # not warp, which needs an NVIDIA GPU
-    config.update_from_flattened_dict(kwargs)
+    config.lock().update_from_flattened_dict(kwargs)
     from mujoco_playground._src import mjx_env
 
     if name not in _registry().dm_control_suite.ALL_ENVS and not mjx_env.MENAGERIE_PATH.exists():
@@ -53,4 +42,4 @@ def make(env_id: str, kwargs: dict[str, Any]) -> Brax:
     except subprocess.CalledProcessError:
         others = f"the control suite, such as {PREFIX}CartpoleBalance, needs none"
         raise UsageError(f"--env-id {env_id}: its models could not be downloaded from {MODELS}; {others}") from None
-    return Brax(env, env_id, config.episode_length, config.action_repeat)
+    return TimeLimit(Brax(env, env_id, config.action_repeat), -(-config.episode_length // config.action_repeat))

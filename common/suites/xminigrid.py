@@ -23,11 +23,6 @@ def env_ids() -> list[str]:
     return [f"{PREFIX}{name}" for name in xminigrid.registered_environments() if name.startswith("MiniGrid-")]
 
 
-def arguments(env_id: str) -> list[str]:
-    """The names that `make` takes in kwargs."""
-    return ["height", "width", "view_size", "max_steps"]
-
-
 def make(env_id: str, kwargs: dict[str, Any]) -> "XMiniGrid":
     """Make one of `env_ids`."""
     import xminigrid
