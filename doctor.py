@@ -226,7 +226,7 @@ def intervene(args: Args, source: str) -> None:
         found, record = Path(run), arguments.read_record(Path(run), "--intervene")
     else:
         found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
-        update = checkpoints.newest_readable(found, updates) or updates[-1]
+        update = updates[-1]
         run = f"{found}@{update}"
     saved = records.branched(record, f"--intervene: {source}")
     if saved.anneal_lr and not args.fresh:
