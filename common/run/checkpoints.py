@@ -17,7 +17,7 @@ from common.run import devices
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
 
-SAME_FLAGS = "; the same network and environment flags are needed"
+SAME = "; the same version of the script, with the same network and environment flags, is needed"
 PART = "part"  # the name of a checkpoint that is not complete
 
 
@@ -130,7 +130,7 @@ def restore_newest(
     """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs, or a function of
     the checkpoint's contents that gives them; those without a sharding become NumPy's arrays; with `partial` the
     checkpoint may hold more. `where` begins an error, `hint` ends that of one which does not fit. -> state, update."""
-    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME_FLAGS))
+    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME))
     if len(set(found := devices.share(str(update)))) > 1:  # one may have failed to read what others could
         raise UsageError(f"{where}: the processes have read checkpoints {', '.join(found)}, must be one; try again")
     return state, update

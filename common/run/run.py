@@ -135,10 +135,7 @@ class Run:
         from common import envs
 
         updates = checkpoint_updates(self.checkpoints)
-        # Its flags are the run's own, so what differs is the code.
-        hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
-        where = f"--resume {self.path}"
-        restored, update = checkpoints.restore_newest(self.path, updates, state, where, partial=False, hint=hint)
+        restored, update = checkpoints.restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False)
         note = ""
         if envs.on_host(self.args.env_id):
             restored = restored._replace(environments=state.environments)
