@@ -201,7 +201,7 @@ def intervene(args: Args, source: str) -> None:
         run, found, record = source, Path(source), arguments.read_record(Path(source), "--intervene")
     else:
         found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
-        update = checkpoints.newest_readable(found, updates) or updates[-1]
+        update = updates[-1]
         run = f"{found}@{update}"
     saved = records.branched(record, f"--intervene: {source}")
     known = levers.levers_of(saved)

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_runs import Args, initial_state, metrics_of, same, train
 
 from common.run import checkpoints, devices
-from common.run.arguments import UsageError, read_record
+from common.run.arguments import UsageError
 from common.run.checkpoints import (
     checkpoint_updates,
     find_checkpoint,
@@ -64,7 +64,7 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-DAMAGES = {"truncated": truncate, "deleted": Path.unlink, "emptied": lambda file: file.write_bytes(b"")}
+DAMAGES = {"truncated": truncate, "deleted": Path.unlink}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -124,14 +124,6 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
     assert checkpoint_updates(folder) == [3, 4] and len(list(folder.iterdir())) == 2
 
 
-def test_a_process_whose_part_is_missing_is_noticed(tmp_path):
-    save(tmp_path / "checkpoints", 1, {"x": jnp.zeros(3)})
-    (file,) = (tmp_path / "checkpoints/1").iterdir()
-    file.rename(file.with_name("0-of-2.npz"))
-    with pytest.raises(UsageError, match="no intact checkpoint"):
-        restore_newest(tmp_path, [1], {"x": jnp.zeros(3)}, "", partial=False)
-
-
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")])
 def test_a_checkpoint_for_which_memory_is_lacking_is_not_called_damaged(error, tmp_path, capsys, monkeypatch):
     save(tmp_path / "checkpoints", 2, initial_state())
@@ -150,7 +142,6 @@ def test_processes_that_have_read_different_checkpoints_stop(tmp_path, monkeypat
 
 def test_a_folder_whose_name_ends_like_a_checkpoint_is_found(args):
     path, _ = train(dataclasses.replace(args, checkpoint_every=1), stop_after=2)
-    assert find_checkpoint(f"{path}@1") == (path, read_record(path, ""), [1])
     other = path.rename(path.with_name("x@1"))
     assert find_checkpoint(str(other))[::2] == (other, [1, 2]) and find_checkpoint(f"{other}@2")[::2] == (other, [2])
 
@@ -183,7 +174,7 @@ def test_load_learner_and_its_usage_errors(args):
     refused(f"{path}@5", "--init-from .*@5: its checkpoints are at updates 1, 2")
     refused(str(path), "was trained with --hidden-sizes .*, which cannot change", hidden_sizes=(3,))
     said = (
-        r"params/kernel is float32\(4, 3\) there, float32\(5, 3\) here; flags that differ: .*--learning-rate 0.5 there"
+        r"params/kernel is float32\(4, 3\) there, float32\(5, 3\) here; flags that differ there: .*--learning-rate 0.5"
     )
     refused(str(path), said, Learner({"kernel": jnp.zeros((5, 3))}))
     refused(str(path), "extra is missing there", Learner({"extra": jnp.zeros(3)}))
@@ -195,5 +186,6 @@ def test_load_learner_and_its_usage_errors(args):
     lacking = take_over(Args(), both, loaded, may_lack="proximal")
     assert (lacking.params["kernel"] == 2).all() and lacking.params["kernel"] is not lacking.proximal.params["kernel"]
     same(lacking.proximal.params, lacking.params)
-    DAMAGES["deleted"](path / "checkpoints/1/0-of-1.npz")
+    (file,) = (path / "checkpoints/1").iterdir()
+    file.rename(file.with_name("0-of-2.npz"))  # the part of another process is missing
     refused(f"{path}@1", "no intact checkpoint among updates 1")

@@ -365,23 +365,6 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
     np.testing.assert_allclose(found[:, 0, 2], [-2.4 * np.exp(30), 0], rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ppo", "sapg"])
-def test_layers_are_normalised_before_the_activation_and_measured_after_it(name):
-    """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
-    script, _ = SCRIPTS[name]
-    args = script.Args(layer_norm=True, activation="relu", hidden_sizes=(7, 5), num_devices=1)
-    assert "layer_norm" in script.SAME
-    encoder, obs = script.Encoder(args), np.random.default_rng(0).normal(3, 5, (11, 4)).astype(np.float32)
-    params = encoder.init(jax.random.key(0), obs)
-    features, sown = encoder.apply(params, obs, mutable="intermediates")
-    x, layers = obs.astype(np.float64), []
-    for i in range(2):
-        x = x @ np.asarray(params["params"][f"Dense_{i}"]["kernel"], np.float64)
-        x = np.maximum((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6), 0)
-        layers.append(x)
-    leaves_close([*sown["intermediates"]["hidden"], features], [*layers, x], atol=1e-5)
-
-
 # Runs
 
 

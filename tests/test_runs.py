@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
+from common.run import arguments, checkpoints, devices, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.command import SIGNALS, Diverged, main as run_main
@@ -182,7 +182,6 @@ def test_folder_holds_what_is_needed_to_repeat_the_run(args):
 def test_usage_errors_of_the_folder(args, tmp_path):
     named = dataclasses.replace(args, run_name="mine")
     path = runs.Run(named, __file__).path
-    (path / "checkpoints/1").mkdir()
     for refuse in (runs.begin, runs.Run):  # also where another one makes it in between
         with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
             refuse(named, __file__)
@@ -198,9 +197,7 @@ def test_usage_errors_of_the_folder(args, tmp_path):
 def test_resume_takes_the_arguments_of_the_run(args):
     path, _ = train(dataclasses.replace(args, hidden_sizes=(3, 5), checkpoint_every=5), stop_after=5)
     resumed = runs.begin(Args(resume=str(path), track=True), __file__)
-    assert resumed.hidden_sizes == (3, 5) and resumed.checkpoint_every == 5
-    assert resumed.track and resumed.resume == str(path)
-    assert runs.begin(args, __file__) is args
+    assert resumed.hidden_sizes == (3, 5) and resumed.track and resumed.resume == str(path)
 
 
 def test_usage_errors_of_resume(args, tmp_path):
@@ -289,20 +286,6 @@ def test_handlers_are_given_back_and_skipped_in_threads_and_under_nohup(heard, a
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with run_of(args, 1):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-def test_an_interrupt_is_one_line_wherever_it_hits(capsys):
-    """In JAX's callback of the garbage collector, from which Python can only print it, or in an import."""
-    what = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        early._unraisable(what)
-    error = ImportError("numpy failed to import")
-    error.__context__ = KeyboardInterrupt()
-    for kind in (error, KeyboardInterrupt()):
-        early._uncaught(type(kind), kind, None)
-    assert capsys.readouterr().err == "interrupted\n" * 2
-    early._uncaught(ImportError, ImportError("no such module"), None)
-    assert "ImportError: no such module" in capsys.readouterr().err
 
 
 TOY = f"""
@@ -413,20 +396,14 @@ def test_resumed_run_equals_a_straight_one(args, capsys):
 
 
 def test_what_is_another_version_is_warned_of_and_the_run_goes_on(args, capsys):
-    paths = [train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)[0] for _ in range(3)]
-    _, edited, missing = (path / "source.py" for path in paths)
-    edited.write_text("# as it was\n")
-    missing.unlink()
-    record_of(paths[2], versions=record_of(paths[2])["versions"] | {"jax": "0.1", "gone": "3"})
-    for path in paths:
-        capsys.readouterr()
-        assert train(Args(resume=str(path)))[0] == path and updates_of(path)[-1] == 10
-        warnings = [line for line in capsys.readouterr().err.splitlines() if "was started with" in line]
-        script = f"warning: {path} was started with another version of test_runs.py; its own is {path}/source.py"
-        here = f"here are jax {jax.__version__}, gone missing: numbers may differ"
-        package = f"warning: {path} was started with jax 0.1, gone 3; {here}"
-        assert warnings == {edited: [script], missing: [package]}.get(path / "source.py", [])
-    assert edited.read_text() == "# as it was\n"
+    path, _ = train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)
+    (path / "source.py").write_text("# as it was\n")
+    record_of(path, versions=record_of(path)["versions"] | {"jax": "0.1", "gone": "3"})
+    train(Args(resume=str(path)))
+    here = f"jax 0.1 (here {jax.__version__}), gone 3 (here None)"
+    script = f"another version of test_runs.py; its own is {path}/source.py"
+    assert f"warning: {path} was started with {here}, {script}: numbers may differ\n" in capsys.readouterr().err
+    assert updates_of(path)[-1] == 10 and (path / "source.py").read_text() == "# as it was\n"
 
 
 @pytest.mark.parametrize("killed, asked", [(5, [5, 10]), (7, [10]), (10, [10])])
@@ -443,7 +420,7 @@ def test_an_evaluation_that_a_kill_left_undone_is_made_when_the_run_goes_on(args
 
 @pytest.mark.parametrize(
     "at, every, saved, lacking",
-    [(10, 5, 10, [10]), (5, 5, 5, [5, 10]), (5, 10, 6, [10])],  # in the last, update 5 is not saved: it is evaluated
+    [(10, 5, 10, [10]), (5, 10, 6, [10])],  # in the last, update 5 is not saved: it is evaluated
 )
 def test_a_signal_ends_an_evaluation_that_resume_makes(heard, args, at, every, saved, lacking):
     args = dataclasses.replace(args, eval_every=5, checkpoint_every=every, num_eval_episodes=1)
@@ -452,7 +429,7 @@ def test_a_signal_ends_an_evaluation_that_resume_makes(heard, args, at, every, s
         train(dataclasses.replace(args, run_name="x"), player=Player(signal_at=at))
     path = expected.with_name("x")
     assert end.value.code == 128 + signal.SIGINT
-    assert plots.finished(expected) and not plots.finished(path) and not plots.finished(path / "nowhere")
+    assert plots.finished(expected) and not plots.finished(path)
     assert checkpoint_updates(path / "checkpoints")[-1] == saved == updates_of(path)[-1]
     resumed = Player()
     train(Args(resume=str(path)), player=resumed)
@@ -460,17 +437,15 @@ def test_a_signal_ends_an_evaluation_that_resume_makes(heard, args, at, every, s
 
 
 def test_a_video_that_a_signal_prevents_is_left_to_resume(heard, args):
-    for num_updates in (1, 2):
-        run = run_of(dataclasses.replace(args, run_name=f"{num_updates}"), num_updates, capture_video=True)
-        with run:
-            run.log(1, losses(1)[0])
-            run.save_if_due(1, initial_state())
-            run._take()
-            run._on_signal(signal.SIGTERM, None)
-            run.film_if_asked(lambda: pytest.fail("films"))
-        with pytest.raises(SystemExit):
-            run.finish()
-        assert (run.path / "summary.json").exists() == (num_updates == 2)  # one stopped half-way is not finished anyhow
+    run = run_of(args, 1, capture_video=True)
+    with run:
+        run.log(1, losses(1)[0])
+        run.save_if_due(1, initial_state())
+        run._on_signal(signal.SIGTERM, None)
+        run.film_if_asked(lambda: pytest.fail("films"))
+    with pytest.raises(SystemExit):
+        run.finish()
+    assert not plots.finished(run.path)
 
 
 def test_a_branch_begins_where_its_parent_was(args):
@@ -502,7 +477,7 @@ def test_a_full_disk_at_a_resume_is_one_line_and_loses_nothing(args, monkeypatch
     assert (path / "metrics.jsonl").read_text() == lines and not (path / "metrics.jsonl.part").exists()
 
 
-def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
+def test_a_deleted_folder_is_made_again_by_the_next_checkpoint(args, capsys):
     run = run_of(args, 9, checkpoint_every=3)
     with run:
         for update, row in enumerate(losses(9), 1):
@@ -510,9 +485,8 @@ def test_a_deleted_folder_is_made_again_with_a_warning(args, capsys):
             run.save_if_due(update, initial_state())
             if update == 4:
                 shutil.rmtree(run.path)
-    said = capsys.readouterr().err
-    assert said.count("warning: ") == 1 and f"{run.path} has been deleted; it is made again" in said
-    assert checkpoint_updates(run.path / "checkpoints")[-1] == 9 and updates_of(run.path)[-4:] == [6, 7, 8, 9]
+    assert capsys.readouterr().err.count("warning: cannot write") == 1
+    assert checkpoint_updates(run.path / "checkpoints")[-1] == 9 and updates_of(run.path)[-3:] == [7, 8, 9]
     assert record_of(run.path) == json.loads(json.dumps(run._record))
 
 
@@ -524,10 +498,8 @@ def limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
+def test_a_full_disk_does_not_stop_training(args, capsys, limit):
     """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
-    pauses = []
-    monkeypatch.setattr(runs, "_pause", pauses.append)
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
     run = run_of(args, 4, checkpoint_every=1)
     with run:
@@ -537,23 +509,10 @@ def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
             run.save_if_due(update, big)
     limit()
     assert checkpoint_updates(run.path / "checkpoints") == [2, 3] and updates_of(run.path) == [1, 2, 3, 4]
-    assert pauses == [60] * 10
     assert capsys.readouterr().err.count("could not be saved") == 2
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1 and not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
-
-
-def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatch, limit):
-    monkeypatch.setattr(runs, "_pause", lambda seconds: limit())
-    run = run_of(args, 1)
-    with run:
-        run.log(1, losses(1)[0])
-        run._drain()
-        limit(1000)
-        run.save_if_due(1, initial_state())
-    run.finish()
-    assert checkpoint_updates(run.path / "checkpoints") == [1] and plots.finished(run.path)
 
 
 class Failing:
@@ -572,24 +531,10 @@ def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
         run.finish()
     assert end.value.code == 1 and checkpoint_updates(run.path / "checkpoints") == [3]
     assert not plots.finished(run.path)  # so that --resume makes the last one
-    assert capsys.readouterr().err.count("RuntimeError: out of memory") == 2
+    assert capsys.readouterr().err.count("RuntimeError: out of memory") == 3
     alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
     with pytest.raises(RuntimeError, match="out of memory"), alone:
         alone.evaluate_if_due(2, Failing(), None)
-
-
-def test_a_full_disk_costs_the_line_that_it_cut_off_and_no_other(args, capsys, limit):
-    """Lines longer than a file's buffer are cut off in the middle."""
-    run, long = run_of(args, 5, num_seeds=1000), jnp.arange(1000) / 7
-    with run:
-        for update in range(1, 6):
-            run._drain()
-            limit((run.path / "metrics.jsonl").stat().st_size + 9_000) if update == 3 else limit()
-            run.log(update, {"losses/x": long})
-            run._drain()
-    assert updates_of(run.path) == [1, 2, 4, 5]
-    assert (run.path / "metrics.jsonl").read_bytes().count(b"\n") == 5
-    assert "cannot write" in capsys.readouterr().err
 
 
 # Metrics
@@ -708,14 +653,12 @@ def test_a_run_that_goes_on_after_nan_says_so_at_its_end(args, capsys):
     assert json.loads((path / "summary.json").read_text())["not_finite_since_update"] == 2
 
 
-@pytest.mark.parametrize("bad", [4, 5, 6])
-def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args, bad):
-    run, found = run_of(args, 20, log_every=5), [jnp.float32(1 if update < bad else jnp.nan) for update in range(1, 21)]
+def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args):
+    run, found = run_of(args, 20, log_every=5), [jnp.float32(1 if update < 4 else jnp.nan) for update in range(1, 21)]
     with pytest.raises(Diverged):
         go(run, [{"losses/x": loss, "finite": jnp.isfinite(loss)} for loss in found])
-    *before, last = plots.read_lines(run.path)
-    assert last["update"] == bad and last["losses/x"] is None
-    assert before[-1]["update"] == bad - 1 and all(line["losses/x"] == 1 for line in before)
+    before, last = plots.read_lines(run.path)
+    assert (last["update"], last["losses/x"]) == (4, None) and (before["update"], before["losses/x"]) == (3, 1)
 
 
 # wandb
@@ -793,7 +736,6 @@ def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
-    assert there() == 0
     (tmp_path / "dev").mkdir()
     for count, name in ((0, "nvidiactl"), (1, "nvidia0"), (2, "nvidia1")):
         (tmp_path / "dev" / name).touch()
@@ -802,9 +744,6 @@ def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert there() == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert there() == 0
-    monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     assert there() == 0
 
@@ -822,20 +761,6 @@ def test_loops_become_cuda_graphs_on_one_gpu_only_and_flags_of_the_user_stay(
     if flags is None:
         monkeypatch.delenv("XLA_FLAGS")
     devices.start(args)
-    parts = [flags or "", devices.GRAPHS if graphs else "", "=".join(map(str, devices.PATIENCE))]
+    parts = [flags or "", devices.GRAPHS if graphs else "", devices.PATIENCE]
     assert os.environ["XLA_FLAGS"] == " ".join(filter(None, parts))
     assert ("CUDA graph" in capsys.readouterr().err) == graphs
-
-
-def test_compilation_cache_honours_the_user(monkeypatch):
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-        devices.enable_compilation_cache()
-        assert jax.config.jax_compilation_cache_dir == before
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-        devices.enable_compilation_cache()
-        assert jax.config.jax_compilation_cache_dir == "/xdg/ppo-scaling/jax"
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)

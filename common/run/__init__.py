@@ -6,5 +6,5 @@ run          begin(args, script) resumes; Run is the folder, the loop, the end
 devices      puts the functions of one device on all of them
 memory       compares what a run will hold with the memory of the devices
 checkpoints  load_learner(...) takes over the learned state of another run
-tracking, plots, folder   used by Run: progress and wandb, the table and the picture, the folder and its lock
+tracking, plots, folder   used by Run: output and wandb, the table and the picture, the folder and its lock
 """

@@ -1,6 +1,5 @@
 """The flags with which every script keeps its runs, bounds that a field declares in its type, and one-line errors."""
 
-import ast
 import contextlib
 import dataclasses
 import fractions
@@ -19,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 
 class UsageError(ValueError):
@@ -147,10 +147,9 @@ class RunArgs(LogArgs):
             below(self, self.num_processes, "process_id")
         if self.coordinator_address is not None and not re.fullmatch(r".+:\d+", self.coordinator_address):
             raise UsageError(f"--coordinator-address {self.coordinator_address}: must be HOST:PORT")
-        starts = [name for name in ("resume", "init_from", "evaluate") if getattr(self, name) is not None]
-        if "evaluate" in starts and (len(starts) > 1 or self.distributed):
-            other = "distributed" if self.distributed else next(name for name in starts if name != "evaluate")
-            raise UsageError(f"{flag(other)} with --evaluate {self.evaluate}: give one of the two")
+        for name in ("init_from", "distributed"):
+            if self.evaluate is not None and getattr(self, name):
+                raise UsageError(f"{flag(name)} with --evaluate {self.evaluate}: give one of the two")
 
     @property
     def batch_size(self) -> int:
@@ -208,31 +207,30 @@ def flag(name: str) -> str:
 
 
 @functools.cache
-def _types(kind: type) -> dict[str, TypeAdapter]:
-    """What checks the fields of a dataclass. Several bounded values have to be one at least."""
-    config = ConfigDict(strict=True, allow_inf_nan=False, str_min_length=1)
-    types = {}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        several = Annotated in map(typing.get_origin, typing.get_args(hint)) and typing.get_origin(hint) is tuple
-        types[name] = TypeAdapter(Annotated[hint, Field(min_length=1)] if several else hint, config=config)
-    return types
+def _checker(kind: type) -> TypeAdapter:
+    """What checks the fields of a dataclass, as a dict. Several bounded values have to be one at least."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        if typing.get_origin(hint) is tuple and Annotated in map(typing.get_origin, typing.get_args(hint)):
+            hints[name] = Annotated[hint, Field(min_length=1)]
+    fields = with_config(ConfigDict(strict=True, allow_inf_nan=False, str_min_length=1, extra="allow"))
+    return TypeAdapter(fields(TypedDict("Fields", hints, total=False)))
 
 
 def check(args: Any) -> None:
     """Check every field against its type and the bound in it, raising UsageError."""
-    for name in _types(type(args)):
-        _checked(type(args), name, lambda checker, name=name: checker.validate_python(getattr(args, name)))
+    _checked(_checker(type(args)).validate_python, vars(args))
 
 
-def _checked(kind: type, name: str, validate: Callable[[TypeAdapter], Any]) -> Any:
+def _checked(validate: Callable[[Any], dict[str, Any]], values: Any) -> dict[str, Any]:
     told = {"too_short": "must have at least one value", "tuple_type": "must be several values"}
     told["string_too_short"] = "is empty (a shell variable that is not set?)"
     try:
-        return validate(_types(kind)[name])
+        return validate(values)
     except ValidationError as errors:
         error = errors.errors()[0]
         said = told.get(error["type"]) or error["msg"].replace("Input should be", "must be").replace("'", "")
-        raise UsageError(f"{flag(name)} {error['input'] or repr(error['input'])}: {said}") from None
+        raise UsageError(f"{flag(error['loc'][0])} {error['input'] or repr(error['input'])}: {said}") from None
 
 
 def below(args: Any, limit: int, *names: str) -> None:
@@ -243,32 +241,22 @@ def below(args: Any, limit: int, *names: str) -> None:
             raise UsageError(f"{flag(name)} {value}: must be less than {limit}")
 
 
+SOURCE = re.compile(r'^    (?:# --- ([^\n]+) ---|(\w+): [^\n]*(?:\n    """(.*?)""")?)$', re.M | re.S)
+
+
 def sections(kind: type) -> dict[str, dict[str, str]]:
     """The docstrings of an arguments dataclass, in the groups of its source ("# --- outer loop ---") with the script's
     own groups first: {group: {field: docstring}}."""
     found: dict[str, dict[str, str]] = {}
     seen: set[str] = set()
-    for cls in (cls for cls in kind.__mro__ if dataclasses.is_dataclass(cls)):
-        source = textwrap.dedent(inspect.getsource(cls))
-        titles = {
-            i: m[1] for i, line in enumerate(source.splitlines(), 1) if (m := re.match(r"\s+# --- (.+) ---", line))
-        }
-        body = ast.parse(source).body[0].body
-        for node, following in zip(body, [*body[1:], None], strict=True):
-            if not isinstance(node, ast.AnnAssign) or node.target.id in seen:
-                continue
-            seen.add(node.target.id)
-            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            above = [title for line, title in titles.items() if line < node.lineno]
-            group = found.setdefault(above[-1] if above else "", {})
-            group[node.target.id] = inspect.cleandoc(following.value.value) if documented else ""
+    for cls in filter(dataclasses.is_dataclass, kind.__mro__):
+        group = ""
+        for title, name, text in SOURCE.findall(textwrap.dedent(inspect.getsource(cls))):
+            group = title or group
+            if name and name not in seen:
+                found.setdefault(group, {})[name] = inspect.cleandoc(text)
+                seen.add(name)
     return found
-
-
-SIZES = {  # flags that have to fit together
-    *("num_envs", "num_steps", "total_timesteps", "minibatch_size", "num_minibatches", "sequence_length"),
-    *("num_rollout_chunks", "scaling", "base_num_envs", "num_blocks", "search_batch"),
-}
 
 
 def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
@@ -280,7 +268,10 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
     default = {field.name: field.default for field in dataclasses.fields(kind)}
     groups = []
     for title, fields in sections(kind).items():
-        shown = [(name, _shown(hints[name], text), default[name]) for name, text in fields.items()]
+        shown = [
+            (name, Annotated[hints[name], tyro.conf.arg(help=text, metavar=_metavar(hints[name]))], default[name])
+            for name, text in fields.items()
+        ]
         group = dataclasses.make_dataclass("Group", shown)
         named = Annotated[group, tyro.conf.arg(name=title)]
         groups.append((f"group{len(groups)}", named, dataclasses.field(default_factory=group)))
@@ -294,14 +285,16 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
             raise  # --help
         raise UsageError(_one_line(said.getvalue())) from None
     values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
-    # With these, sizes are checked beside those of the run that they name, not beside the defaults (folder.settle).
-    later = SIZES & values.keys() if values.get("resume") or values.get("evaluate") else set()
-    args = kind(**{name: value for name, value in values.items() if name not in later})
-    for name in later:
-        if values[name] != default[name]:
+    names = {word.split("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
+    chosen = frozenset(name for name in values if names & {name, f"no_{name}"})
+    if values.get("resume") or values.get("evaluate"):
+        args = kind()  # what was chosen is checked together with the flags of the run that it names (folder.settle)
+        for name in chosen:
             object.__setattr__(args, name, values[name])
-    names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    object.__setattr__(args, "named", frozenset(names | {name.removeprefix("no_") for name in names}))
+        check(args)
+    else:
+        args = kind(**values)
+    object.__setattr__(args, "named", chosen)
     return args
 
 
@@ -311,18 +304,16 @@ def given(args: Any) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.name in args.named}
 
 
-def _shown(hint: Any, text: str) -> Any:
-    """The type of a field with its help, and as INT, not {None}|INT, if it may be None."""
-    import tyro
-
-    metavar, kinds = None, [part for part in typing.get_args(hint) if part is not type(None)]
-    if type(None) in typing.get_args(hint):
-        kind = typing.get_args(kinds[0])[0] if typing.get_origin(kinds[0]) is Annotated else kinds[0]
-        parts, metavar = typing.get_args(kind), kind.__name__.upper()
-        if parts:
-            choices = "{" + ",".join(map(str, parts)) + "}"
-            metavar = choices if typing.get_origin(kind) is Literal else f"[{parts[0].__name__.upper()} ...]"
-    return Annotated[hint, tyro.conf.arg(help=text, metavar=metavar)]
+def _metavar(hint: Any) -> str | None:
+    """INT rather than tyro's {None}|INT for what may be None; else tyro's own."""
+    if type(None) not in typing.get_args(hint):
+        return None
+    kind = typing.get_args(hint)[0]
+    kind = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(parts) + "}"
+    return f"[{parts[0].__name__.upper()} ...]" if parts else kind.__name__.upper()
 
 
 def _one_line(box: str) -> str:
@@ -352,13 +343,11 @@ def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{where}: args.json is damaged (its args are no object)")
     # --list-envs says nothing about a run, and in older ones it is a bool.
-    restored = {name: value for name, value in values.items() if name != "list_envs"}
+    about_run = {name: value for name, value in values.items() if name != "list_envs"}
     try:
-        for name in restored.keys() & _types(kind).keys():
-            restored[name] = _checked(kind, name, lambda t, name=name: t.validate_json(json.dumps(values[name])))
+        return _checked(_checker(kind).validate_json, json.dumps(about_run))
     except UsageError as error:
         raise UsageError(f"{where}: args.json is damaged ({error})") from None
-    return restored
 
 
 def divisors(total: int) -> list[int]:
@@ -375,12 +364,6 @@ def nearest_divisors(value: int, total: int) -> str:
     return " or ".join(str(n) for n in sorted({lower, upper}))
 
 
-def _divides_transitions(name: str, size: int, transitions: int) -> None:
-    if transitions % size:
-        nearest = nearest_divisors(size, transitions)
-        raise UsageError(f"{name} {size}: does not divide the {transitions} transitions of an update; {nearest} would")
-
-
 def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
     """Fill in minibatch_size and num_minibatches; refuse update sizes that do not fit together.
 
@@ -395,22 +378,20 @@ def settle_minibatches(args: Any, default_size: int, whole: int = 1) -> None:
             f"--minibatch-size {size} * --num-minibatches {count} = {size * count}, but an update has {transitions} "
             "transitions (--num-envs * --num-steps); give one of the two"
         )
-    if transitions % whole:  # for which the caller has the better error
-        whole = 1
-    if count is None:
-        divide = (count for count in range(LEAST, 0, -1) if transitions // whole % count == 0)
-        least = next(count for count in divide if transitions // count > 1 or count == 1)
-        if size is None:
-            size = min(default_size, transitions // least)
-            if size % whole or transitions % size:  # the next smaller one that fits, of whole sequences
-                sequences = transitions // whole  # a minibatch of one, if these are longer than default_size
-                enough = (c for c in divisors(sequences) if c * default_size >= transitions)
-                fits = transitions // next(enough, sequences)
-                if size % whole or 2 * fits > size:  # far smaller ones nobody has asked for
-                    size = fits
-        _divides_transitions("--minibatch-size", size, transitions)
-        count = transitions // size
-    _divides_transitions("--num-minibatches", count, transitions)
+    if size is None and count is None:
+        most = min(default_size, transitions // LEAST)
+        # For sizes that are no multiples of `whole` the caller has the better error.
+        counts = divisors(transitions if transitions % whole else transitions // whole)
+        counts = [c for c in counts if transitions // c > 1] or [1]
+        count = next((c for c in counts if c * most >= transitions), counts[-1])
+        if whole == 1 and 2 * transitions < most * count:  # far smaller ones nobody has asked for
+            size, count = most, None
+    for name, part in (("--minibatch-size", size), ("--num-minibatches", count)):
+        if part and transitions % part:
+            nearest = nearest_divisors(part, transitions)
+            said = f"does not divide the {transitions} transitions of an update; {nearest} would"
+            raise UsageError(f"{name} {part}: {said}")
+    count = count or transitions // size
     if count == transitions and getattr(args, "norm_adv", False) and not args.scaling:
         raise UsageError(
             f"--num-minibatches {count}: of 1 transition each, whose advantage --norm-adv would make 0; take fewer of "

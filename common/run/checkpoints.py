@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,15 @@ from common.run import devices
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
 
-SAME_FLAGS = "; the same network and environment flags are needed"
+SAME = "; the same version of the script, with the same network and environment flags, is needed"
 PART = "part"  # the name of a checkpoint that is not complete
 
 
 def checkpoint_updates(folder: Path) -> list[int]:
     """The updates that have a complete checkpoint, ascending."""
-    try:
+    with contextlib.suppress(OSError):  # there is none, or the folder cannot be read now
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be read ({error.strerror})") from None
+    return []
 
 
 def save(folder: Path, update: int, state: Any, keep: int = 0) -> None:
@@ -56,7 +53,8 @@ def _write(folder: Path, state: Any) -> None:
     index, parts = {}, {}
     for name, leaf in _named(state):
         leaf = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-        impl = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        impl = str(jax.random.key_impl(leaf)) if is_key else None
         index[name] = str(leaf.dtype), leaf.shape, impl
         for shard in (jax.random.key_data(leaf) if impl else leaf).addressable_shards:
             if shard.replica_id == 0:
@@ -86,21 +84,20 @@ def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: st
     flags that cannot change; may_lack: a field that may be missing, and is None then."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
-    theirs = typed(type(args), record["args"], where)
-    known = [name for name in vars(args) if name in theirs and name not in ("init_from", "run_name")]
-    differing = [name for name in known if theirs[name] != getattr(args, name)]
-    if listed := ", ".join(f"{flag(name)} {theirs[name]}" for name in differing if name in same):
-        raise UsageError(f"{where}: was trained with {listed}, which cannot change")
-    if theirs.get("norm_value") and not hasattr(args, "norm_value") and not getattr(args, "fresh_critic", False):
-        other = ", or --fresh-critic" if hasattr(args, "fresh_critic") else ""
-        raise UsageError(f"{where}: was trained with --norm-value, in whose units its values are; take sapg.py{other}")
-    hint = "; flags that differ: " + ", ".join(f"{flag(n)} {theirs[n]} there" for n in differing) if differing else ""
-    update = newest_readable(folder, updates)
-    if may_lack and update is not None:
-        there = _index(folder / "checkpoints" / str(update))
-        if not any(name.startswith(f"learner/{may_lack}/") for name in there):
-            learner = learner._replace(**{may_lack: None})
-    return restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)[0]["learner"]
+    theirs, ours = typed(type(args), record["args"], where), {"norm_value": False, **vars(args)}  # a flag of sapg.py
+    differing = {name: theirs[name] for name in ours if name in theirs and theirs[name] != ours[name]}
+    listed = {
+        name: f"{flag(name)} {value}" for name, value in differing.items() if name not in ("init_from", "run_name")
+    }
+    if fixed := [text for name, text in listed.items() if name in (*same, "norm_value")]:
+        raise UsageError(f"{where}: was trained with {', '.join(fixed)}, which cannot change")
+    hint = f"; flags that differ there: {', '.join(listed.values())}" if listed else ""
+
+    def like(there: dict[str, list]) -> Any:
+        lacks = may_lack and not any(name.startswith(f"learner/{may_lack}/") for name in there)
+        return {"learner": learner._replace(**{may_lack: None}) if lacks else learner}
+
+    return restore_newest(folder, updates, like, where, partial=True, hint=hint)[0]["learner"]
 
 
 def take_over(args: Any, learner: Any, loaded: Any, may_lack: str | None = None) -> Any:
@@ -127,22 +124,13 @@ def load_for_evaluation(args: Any, learner: Any) -> tuple[Any, int, int]:
     return learner, update, record["args"]["num_envs"] * record["args"]["num_steps"]
 
 
-def newest_readable(run: Path, updates: Sequence[int]) -> int | None:
-    """The newest of these checkpoints whose list of contents is not damaged; its data may be."""
-    for update in sorted(updates, reverse=True):
-        with contextlib.suppress(Exception):  # whatever a damaged file raises; `restore_newest` reports it
-            _index(run / "checkpoints" / str(update))
-            return update
-    return None
-
-
 def restore_newest(
     run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str = ""
 ) -> tuple[Any, int]:
-    """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs; those without a
-    sharding become NumPy's arrays; with `partial` the checkpoint may hold more. `where` begins an error, `hint` ends
-    that of a checkpoint which does not fit. -> state, update."""
-    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME_FLAGS))
+    """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs, or a function of
+    the checkpoint's contents that gives them; those without a sharding become NumPy's arrays; with `partial` the
+    checkpoint may hold more. `where` begins an error, `hint` ends that of one which does not fit. -> state, update."""
+    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME))
     if len(set(found := devices.share(str(update)))) > 1:  # one may have failed to read what others could
         raise UsageError(f"{where}: the processes have read checkpoints {', '.join(found)}, must be one; try again")
     return state, update
@@ -155,8 +143,9 @@ def _newest_intact(
         path = run / "checkpoints" / str(update)
         try:
             index = _index(path)
-            _compare(index, like, partial, where, hint)
-            return _read(path, index, like), update
+            wanted = like(index) if callable(like) else like
+            _compare(index, wanted, partial, where, hint)
+            return _read(path, index, wanted), update
         except UsageError:
             raise
         except Exception as error:  # whatever a damaged file makes NumPy, zipfile or json raise
@@ -193,46 +182,38 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path, index: dict[str, list], like: Any) -> Any:
-    leaves = []
     with contextlib.ExitStack() as stack:
-        places: dict[str, list] = {}
+        parts: dict[str, list] = {}
         for file in [stack.enter_context(np.load(file)) for file in _files(path)]:
-            for entry in set(file.files) - {"index"}:
-                name, _, start = entry.rpartition("@")
-                places.setdefault(name, []).append(([int(i) for i in start.split(",") if i], file, entry))
-        for name, leaf in _named(like):
-            full = _joined(leaf, ((start, file[entry]) for start, file, entry in places.get(name, ())))
-            value = full if leaf.sharding is None else _placed(full, leaf.sharding)
-            leaves.append(jax.random.wrap_key_data(value, impl=index[name][2]) if index[name][2] else value)
+            for entry in file.files:
+                parts.setdefault(entry.rpartition("@")[0], []).append((file, entry))
+        leaves = [_joined(leaf, index[name][2], parts.get(name, [])) for name, leaf in _named(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _joined(leaf: Any, impl: str | None, parts: list[tuple[Any, str]]) -> Any:
+    """An array from its parts, each with where it starts in its name. That of a key is its words, on one axis more."""
+    whole, count = None, 0
+    for file, entry in parts:
+        part = file[entry] if impl else file[entry].view(leaf.dtype)  # NumPy keeps bfloat16 as two bytes
+        if whole is None:
+            whole = np.empty(leaf.shape + part.shape[leaf.ndim :], part.dtype)
+        starts = [int(i) for i in entry.rpartition("@")[2].split(",") if i]
+        whole[tuple(slice(i, i + n) for i, n in zip(starts, part.shape, strict=True))] = part
+        count += part.size
+    if whole is None or count != whole.size:
+        raise ValueError("parts of an array are missing")
+    whole = whole if leaf.sharding is None else _placed(whole, leaf.sharding)
+    return jax.random.wrap_key_data(whole, impl=impl) if impl else whole
 
 
 def _placed(array: np.ndarray, sharding: Any) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
 
 
-def _joined(leaf: Any, parts: Iterable[tuple[list[int], np.ndarray]]) -> np.ndarray:
-    """An array from its parts, each with where it starts. That of a key is its words, on one axis more."""
-    whole, count = None, 0
-    for start, part in parts:
-        if not _is_key(leaf):
-            part = part.view(leaf.dtype)  # NumPy keeps bfloat16 as two bytes
-        if whole is None:
-            whole = np.empty(leaf.shape + part.shape[leaf.ndim :], part.dtype)
-        whole[tuple(slice(i, i + n) for i, n in zip(start, part.shape, strict=True))] = part
-        count += part.size
-    if whole is None or count != whole.size:
-        raise ValueError("parts of an array are missing")
-    return whole
-
-
 def _named(tree: Any) -> list[tuple[str, Any]]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def first_line(error: BaseException) -> str:

@@ -23,23 +23,24 @@ WHOLE = P()  # equal on all devices
 # A GPU can then run whole loops from one launch, and no condition in them waits for the host.
 GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 # XLA ends a process if a CPU device has waited 40 s for another, which can happen on a busy machine.
-PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds", 3600
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
 
 
 def start(args: Any) -> None:
     """Open the compilation cache, make the CPU devices and, with --distributed, connect to the other processes. Call
     this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
-    if "XLA_FLAGS" not in os.environ and not getattr(args, "distributed", False) and number_of_gpus() == 1:
+    distributed = getattr(args, "distributed", False)
+    if "XLA_FLAGS" not in os.environ and not distributed and number_of_gpus() == 1:
         # With several GPUs loops contain messages between them, which CUDA graphs may not allow.
         os.environ["XLA_FLAGS"] = GRAPHS
         say(f"XLA_FLAGS={GRAPHS}, so that loops can become CUDA graphs; start with XLA_FLAGS= to leave it out")
     flags = os.environ.get("XLA_FLAGS", "")
-    if PATIENCE[0] not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE[0]}={PATIENCE[1]}".strip()
+    if PATIENCE.partition("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
     if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in flags:
-        _make_cpu_devices(_cores(getattr(args, "distributed", False)))
-    if getattr(args, "distributed", False):
+        _make_cpu_devices(_cores())
+    if distributed:
         _meet(args)
 
 
@@ -74,17 +75,10 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
-def _cores(distributed: bool) -> int:
-    """Count the CPU cores for this process. If started by hand, it cannot know that it shares its machine."""
-    cores, env = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), os.environ
-    if not distributed:
-        return cores
-    if "SLURM_CPUS_PER_TASK" in env:
-        return min(cores, int(env["SLURM_CPUS_PER_TASK"]))
-    if cores < os.cpu_count():  # the launcher bound it to its own cores
-        return cores
-    processes = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") or env.get("SLURM_STEP_TASKS_PER_NODE", "1")  # "2" or "2(x3),1"
-    return max(1, cores // int(re.match(r"\d+", processes)[0]))
+def _cores() -> int:
+    """Count the CPU cores for this process: those that it is bound to or, if fewer, those of its Slurm task."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(bound, int(os.environ.get("SLURM_CPUS_PER_TASK", bound)))
 
 
 def _meet(args: Any) -> None:
@@ -115,7 +109,7 @@ def machine() -> dict[str, Any]:
     except (OSError, TypeError):
         cpu = platform.processor() or platform.machine()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"cpu": cpu, "cores": _cores(distributed=False), "memory_gb": round(memory / 1e9)}
+    return {"cpu": cpu, "cores": _cores(), "memory_gb": round(memory / 1e9)}
 
 
 def wait_for_all() -> None:
@@ -159,19 +153,16 @@ def choose_devices(
     """Choose `wanted` devices, by default the largest count up to `at_most` that divides each of `sizes`, named in
     `what`. Raise UsageError if `wanted` does not. Several processes use all of theirs."""
     devices, text = jax.devices(), " and ".join(map(str, sizes))
-    if jax.process_count() > 1:
-        if wanted not in (None, len(devices)):
-            raise UsageError(f"--num-devices {wanted}: all {len(devices)} devices are used; give that number")
+    if wanted is None and jax.process_count() > 1:
         wanted = len(devices)
     if wanted is None:
         most = min(len(devices), at_most or len(devices))
-        count = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
-        if count < len(devices):
-            why = f"more would not divide {text}" if count < most else f"{most} is the most here"
-            print(f"using {count} of {len(devices)} devices: {why}")
-        return devices[:count]
-    if wanted > len(devices):
-        raise UsageError(f"--num-devices {wanted}: this machine has {len(devices)}; give --num-devices {len(devices)}")
+        wanted = next(n for n in range(most, 0, -1) if all(size % n == 0 for size in sizes))
+        if wanted < len(devices):
+            why = f"more would not divide {text}" if wanted < most else f"{most} is the most here"
+            print(f"using {wanted} of {len(devices)} devices: {why}")
+    if wanted > len(devices) or (wanted < len(devices) and jax.process_count() > 1):
+        raise UsageError(f"--num-devices {wanted}: there are {len(devices)}; give --num-devices {len(devices)}")
     if any(size % wanted for size in sizes):
         raise UsageError(f"--num-devices {wanted}: does not divide {what}, {text}")
     return devices[:wanted]

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import errno
 import importlib.metadata
 import itertools
 import json
@@ -15,12 +14,12 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
 from common.run import devices, plots
-from common.run.arguments import BY_HAND, SIZES, UsageError, flag, given, read_record, typed
+from common.run.arguments import BY_HAND, UsageError, flag, given, read_record, typed
 from common.run.checkpoints import checkpoint_updates, find_checkpoint
 from common.run.tracking import say
 
@@ -36,6 +35,10 @@ HERE = (
     *(*GIVEN_ANEW, "runs_dir", "run_name", "resume", "init_from", "evaluate"),
     *("num_eval_episodes", "eval_deterministic", "capture_video", "fresh_critic"),
 )
+SIZES = {  # flags of the training that have to fit together, and that an evaluation does not need
+    *("num_envs", "num_steps", "total_timesteps", "minibatch_size", "num_minibatches", "sequence_length"),
+    *("num_rollout_chunks", "scaling", "base_num_envs", "num_blocks", "search_batch"),
+}
 
 
 def settle(args: Any, script: str) -> Any:
@@ -57,13 +60,21 @@ def refuse_bad_target(args: Any) -> None:
         where = "--runs-dir says where it goes"
         raise UsageError(f"--run-name {name!r}: must be a plain folder name of at most 255 bytes; {where}")
     if name is not None and os.path.lexists(place / name):
-        _refuse_taken(place / name)
+        raise _taken(place / name)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, "it may not be written to")
     except OSError as error:
-        raise UsageError(f"--runs-dir {place}: cannot make a folder there ({error.strerror}); name another") from None
+        raise _cannot_make(place, error) from None
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"--runs-dir {place}: may not be written to; name another")
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"--run-name {path.name}: {path} exists already; name another, or go on with it: --resume {path}")
+
+
+def _cannot_make(place: Path, error: OSError) -> UsageError:
+    return UsageError(f"--runs-dir {place}: cannot make a folder there ({error.strerror}); name another")
 
 
 def _resumed(args: Any, folder: Path, script: str) -> Any:
@@ -95,7 +106,7 @@ def _evaluated(args: Any) -> Any:
     saved, chosen = _saved(kind, find_checkpoint(args.evaluate, "--evaluate")[1], where), given(args)
     saved.pop("search_batch", None)  # it follows from the number of devices
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
-    here |= {name: value for name, value in chosen.items() if name not in SIZES}  # nothing is trained
+    here |= {name: value for name, value in chosen.items() if name not in SIZES}
     if chosen.get("num_devices", 1) != 1:
         raise UsageError(f"--num-devices {args.num_devices} with {where}: an evaluation takes one device")
     return kind(**{**saved, **here, "num_devices": 1})
@@ -111,41 +122,34 @@ def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
     return saved
 
 
-def _refuse_taken(path: Path) -> NoReturn:
-    advice = f"choose another name, or continue that run with --resume {path}"
-    if not checkpoint_updates(path / "checkpoints"):
-        advice = "choose another name, or remove it: it has no checkpoint with which it could be continued"
-    raise UsageError(f"--run-name {path.name}: {path} exists already; {advice}") from None
-
-
 def make(args: Any, script: str) -> Path:
     """Make the run's folder. With several processes, the first makes it and all get its name."""
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = args.run_name or f"{_of_environment(args.env_id)}__{Path(script).stem}__{args.seed}__{now}"
-    path = Path(args.runs_dir) / name
-    made = devices.together(lambda: _make(path, args.run_name) if jax.process_index() == 0 else path)
+    made = devices.together(lambda: _make(args, script) if jax.process_index() == 0 else "")
     return Path(devices.share(str(made))[0])
+
+
+def _make(args: Any, script: str) -> Path:
+    """Without --run-name its name has the time, and -2, -3, ... if another run started in the same second."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(args.runs_dir) / (
+        args.run_name or f"{_of_environment(args.env_id)}__{Path(script).stem}__{args.seed}__{now}"
+    )
+    for count in itertools.count(1):
+        made = path if count == 1 else path.with_name(f"{path.name}-{count}")
+        try:
+            made.mkdir(parents=True)
+            return made
+        except FileExistsError:
+            if args.run_name:
+                raise _taken(path) from None
+        except OSError as error:
+            raise _cannot_make(made, error) from None
 
 
 def _of_environment(env_id: str) -> str:
     """An environment's part of a folder's name: kinetix-s, my_file-MyEnv (for any/path/my_file.py:MyEnv as well)."""
     file, own, name = env_id.rpartition(":")
     return (f"{Path(file).name.removesuffix('.py')}-{name}" if own else name).replace("/", "-")
-
-
-def _make(path: Path, name: str | None) -> Path:
-    """Make the folder `path`; without a name path-2, path-3, ... if another run started in the same second."""
-    for count in itertools.count(1):
-        made = path if count == 1 else path.with_name(f"{path.name}-{count}")
-        try:
-            made.mkdir(parents=True)
-            (made / "checkpoints").mkdir()
-            return made
-        except FileExistsError:
-            if name:
-                _refuse_taken(path)
-        except OSError as error:
-            raise UsageError(f"--runs-dir {path.parent}: cannot make {made} ({error.strerror}); name another") from None
 
 
 def open_record(path: Path, args: Any, script: str) -> tuple[dict[str, Any], Any]:
@@ -159,13 +163,14 @@ def open_record(path: Path, args: Any, script: str) -> tuple[dict[str, Any], Any
         try:
             write_record(path, record, args, script)
         except OSError as error:
-            raise UsageError(f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})") from None
+            raise _cannot_make(path, error) from None
     say(f"run: {path}")
     return record, lock
 
 
 def write_record(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
     """Write args.json, and copies of what the run was made with."""
+    path.mkdir(parents=True, exist_ok=True)
     write_json(path / "args.json", record)
     for name, file in _sources(args, script).items():
         shutil.copyfile(file, path / name)
@@ -180,17 +185,15 @@ def _sources(args: Any, script: str) -> dict[str, Path]:
 
 
 def _warn_if_edited(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
-    for name, file in _sources(args, script).items():
-        kept = path / name
-        with contextlib.suppress(OSError):
-            # Empty where `_lock` has just made it.
-            if kept.stat().st_size and kept.read_bytes() != file.read_bytes():
-                say(f"warning: {path} was started with another version of {file.name}; its own is {kept}")
     theirs, ours = record.get("versions", {}), versions()
-    if differing := [name for name in theirs if theirs[name] != ours.get(name)]:
-        there = ", ".join(f"{name} {theirs[name]}" for name in differing)
-        here = ", ".join(f"{name} {ours.get(name, 'missing')}" for name in differing)
-        say(f"warning: {path} was started with {there}; here are {here}: numbers may differ")
+    other = [f"{name} {theirs[name]} (here {ours.get(name)})" for name in theirs if theirs[name] != ours.get(name)]
+    for name, file in _sources(args, script).items():
+        with contextlib.suppress(OSError):
+            kept = (path / name).read_bytes()
+            if kept and kept != file.read_bytes():  # empty where `_lock` has just made it
+                other.append(f"another version of {file.name}; its own is {path / name}")
+    if other:
+        say(f"warning: {path} was started with {', '.join(other)}: numbers may differ")
 
 
 def _lock(path: Path) -> Any:

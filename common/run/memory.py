@@ -28,17 +28,15 @@ def device_bytes(devices: list[jax.Device]) -> int:
 
 
 def cgroup_limit(root: Path = Path("/")) -> float:
-    """The memory limit of this process's container or Slurm job: the smallest of its cgroup's and those of the groups
-    around it. Infinite if there is none. root: where /proc and /sys are."""
-    limits, mount = [math.inf], root / "sys/fs/cgroup"
+    """The memory limit of this process's container or Slurm job: the smallest of its cgroup's (version 2) and those of
+    the groups around it. Infinite if there is none. root: where /proc and /sys are."""
+    limits = [math.inf]
     with contextlib.suppress(OSError):  # not Linux
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            # In a container the path may be the host's; then only the top of it is there.
-            inner = Path(line.split(":", 2)[2].lstrip("/"))
-            for group in (inner, *inner.parents):
-                for file in (mount / group / "memory.max", mount / "memory" / group / "memory.limit_in_bytes"):
-                    with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
-                        limits.append(int(file.read_text()))
+        # In a container the path may be the host's; then only the top of it is there.
+        group = Path((root / "proc/self/cgroup").read_text().strip().rpartition("::/")[2])
+        for folder in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
+                limits.append(int((root / "sys/fs/cgroup" / folder / "memory.max").read_text()))
     return min(limits)
 
 
@@ -67,9 +65,9 @@ def needed(program: Any) -> tuple[int, int]:
 
 def check_counts(args: Any) -> None:
     """Refuse more transitions than the shuffle can count in 32 bits."""
-    if args.batch_size // (args.num_rollout_chunks * args.num_devices) > 2**31:
-        more = f"use more than --num-rollout-chunks {args.num_rollout_chunks}"
+    if args.batch_size > 2**31 * args.num_rollout_chunks * args.num_devices:
         sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
+        more = f"use more than --num-rollout-chunks {args.num_rollout_chunks}"
         raise UsageError(f"{sizes}: more than 2^31 transitions per device and chunk; {more}")
 
 
@@ -79,8 +77,7 @@ def check(args: Any, step: Any) -> None:
     node = platform.node()  # the processes of one machine share its CPU memory
     sharing = share(node).count(node) if here[0].platform == "cpu" else 1
     limit, (state, work) = device_bytes(here) // sharing, (size * len(here) for size in needed(step))
-    each = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    available = f"{limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s){each}"
+    available = f"{limit / 1e9:.1f} GB available on {len(here)} {here[0].platform} device(s)"
     print(f"memory: state {state / 1e6:,.0f} MB, an update {work / 1e6:,.0f} MB more; {available}")
 
     def compare() -> None:
@@ -92,7 +89,7 @@ def check(args: Any, step: Any) -> None:
         fitting = [count for count in divisors(common) if state + work * chunks // count <= limit]
         advice = f"--num-rollout-chunks {fitting[0]} should fit, or " if fitting else ""
         sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
-        has = f"needs {(state + work) / 1e9:.1f} GB of the {limit / 1e9:.1f} GB available{each}"
+        has = f"needs {(state + work) / 1e9:.1f} GB, {available}"
         raise UsageError(f"{sizes}: {has}; {advice}take fewer of either, or of --num-seeds")
 
     together(compare)

@@ -1,4 +1,4 @@
-"""The summary and the picture of a run.
+"""The summary and the picture of a run, or of several.
 
     python -m common.run.plots runs/A runs/B --out picture.png
     python -m common.run.plots runs/A runs/B --keys charts/episodic_return plasticity/feature_rank --out picture.png
@@ -9,24 +9,22 @@ draws several runs in one picture, labelled by the flags in which they differ. A
 
 import contextlib
 import json
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tyro.conf import Positional
 
-from common.run.arguments import UsageError, read_record
+from common.run.arguments import LogArgs, UsageError, read_record
 
-# What is drawn by default. Keys that the runs do not have are left out.
 PERFORMANCE = {
     "return": "charts/episodic_return",
     "solve_rate": "charts/solve_rate",
     "negative_distance": "charts/negative_distance",
 }
-EVALUATION = {"charts/episodic_return": "eval/episodic_return", "charts/solve_rate": "eval/solve_rate"}  # same panel
-# These tell a plateau from a slow climb, also in a run's final table. OTHER_PANELS are for noisy gradient descent.
+# These tell a plateau from a slow climb, also in a run's final table.
 DIAGNOSIS = {
     "kl": "outer/kl",
     "ddr": "outer/ddr",
@@ -35,8 +33,8 @@ DIAGNOSIS = {
     "entropy": "losses/entropy",
     "explained_variance": "losses/explained_variance",
 }
-PANELS = ("outer/kl", "outer/ddr", "losses/entropy")
-OTHER_PANELS = ("outer/update_norm", "outer/grad_norm")
+# What is drawn by default, beside the performance: the first three that the runs have.
+PANELS = ("outer/kl", "outer/ddr", "losses/entropy", "outer/update_norm", "outer/grad_norm")
 AXIS_LABELS = {
     "charts/episodic_return": "episode return",
     "charts/episodic_length": "episode length (steps)",
@@ -61,9 +59,7 @@ FEW = 5  # seeds of which an interval says little
 LONGEST_LABEL = 60  # characters
 # Flags that say how a run was made, not what it is.
 BOOKKEEPING = {
-    *("seed", "run_name", "runs_dir", "resume", "evaluate", "track", "wandb_project_name", "wandb_entity"),
-    *("wandb_group", "wandb_tags", "wandb_job_type", "wandb_mode", "list_envs", "capture_video", "num_devices"),
-    *("checkpoint_every", "keep_checkpoints", "log_every", "eval_every"),
+    *(*LogArgs.__dataclass_fields__, "seed", "evaluate", "list_envs", "capture_video", "num_devices", "eval_every"),
     *("num_eval_episodes", "num_eval_levels", "eval_sizes", "video_levels", "video_buffer_levels"),
     *("plasticity_every", "dormant_tau"),
 }
@@ -74,7 +70,7 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
     lines = []
     with contextlib.suppress(FileNotFoundError), open(Path(run) / "metrics.jsonl", errors="replace") as file:
         for text in file:
-            with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            with contextlib.suppress(ValueError, RecursionError):
                 lines.append(json.loads(text))
     return [line for line in lines if isinstance(line, dict) and _is_sound(line)]
 
@@ -189,7 +185,7 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
 
     lines = [read_lines(run) for run in runs]
     records = [read_record(Path(run), "run") for run in runs]
-    keys = [key for key in keys or _panels(lines) if _has(lines, key)]
+    keys = [key for key in keys or default_keys(lines) if _has(lines, key)]
     if not keys:
         return False
     names = labels(records, runs) if len(runs) > 1 else [""]
@@ -200,77 +196,54 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
     for place, key in enumerate(keys, 1):
         axes = figure.add_subplot(rows, columns, place)
         for record, own, name in zip(records, lines, names, strict=True):
-            _draw_run(axes, own, key, record.get("steps_before") or 0, smooth, by_name[name], name)
-        _finish_axes(axes, key, smooth)
+            steps, values = series(own, key)
+            steps += record.get("steps_before") or 0  # a branch begins where it left its parent
+            _draw_run(axes, steps, running_mean(values, smooth), by_name[name], name)
+        running = f"\n(running mean of {smooth} lines)" if smooth > 1 else ""
+        axes.set(xlabel="steps (of each seed)", ylabel=AXIS_LABELS.get(key, key) + running)
+        axes.grid(linewidth=0.5, alpha=0.35)
+        axes.spines[["top", "right"]].set_visible(False)
+        if key in LOGARITHMIC and axes.dataLim.minposy < np.inf:
+            axes.set_yscale("log")
     if len(runs) > 1:
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
-    envs = dict.fromkeys(record["args"].get("env_id") for record in records)
-    scripts = dict.fromkeys(record["script"] for record in records)
-    title = " on ".join(", ".join(filter(None, part)) for part in (scripts, envs) if any(part))
-    figure.suptitle(title, fontsize=12, parse_math=False)
+    about = [{"script": record["script"], "env_id": record["args"].get("env_id")} for record in records]
+    parts = [", ".join(dict.fromkeys(filter(None, (each[part] for each in about)))) for part in ("script", "env_id")]
+    figure.suptitle(" on ".join(filter(None, parts)), fontsize=12, parse_math=False)
     figure.savefig(out, dpi=150)
     return True
 
 
 def colours(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each name. If they differ in numbers only, which rise together, they are steps of one scale."""
+    """A colour for each name: one of COLOURS or, if there are more names, a step of a scale."""
     from matplotlib import colormaps
 
-    number = r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
-    values = {name: [float(x.replace(",", "")) for x in re.findall(number, name)] for name in names}
-    ordered = sorted(names, key=lambda name: values[name])
-    same = len({re.sub(number, "#", name) for name in names}) == 1 and len(names) > 2
-    rising = same and all(list(column) == sorted(column) for column in zip(*(values[x] for x in ordered), strict=True))
-    if not rising or not values[names[0]]:
-        return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    return {name: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, name in enumerate(ordered)}
+    if len(names) <= len(COLOURS):
+        return dict(zip(names, COLOURS, strict=False))
+    return {name: colormaps["viridis"](i / len(names)) for i, name in enumerate(names)}
 
 
 def _has(lines: list[list[dict[str, Any]]], key: str) -> bool:
     return any(len(series(own, key)[0]) for own in lines)
 
 
-def _panels(lines: list[list[dict[str, Any]]]) -> list[str]:
-    solved = _has(lines, "charts/solve_rate")
-    performance = ["charts/solve_rate"] if solved else [key for key in PERFORMANCE.values() if _has(lines, key)]
-    others = [key for key in PANELS if _has(lines, key)] or [key for key in OTHER_PANELS if _has(lines, key)]
-    return performance + others
+def default_keys(lines: list[list[dict[str, Any]]]) -> list[str]:
+    """The solve rate, else the return or distance, and three of PANELS, of those that these runs' lines have."""
+    performance = [key for key in reversed(PERFORMANCE.values()) if _has(lines, key)]
+    return performance[:1] + [key for key in PANELS if _has(lines, key)][:3]
 
 
-def _draw_run(
-    axes: Any, lines: list[dict[str, Any]], key: str, begin: int, smooth: int, colour: Any, label: str
-) -> None:
-    """Draw a run's line and any evaluations of the key as circles. begin: the step at which it was branched off."""
-    steps, values = series(lines, key)
-    few = values.shape[1] <= FEW
-    if len(steps):
-        smoothed, steps = running_mean(values, smooth), steps + begin
-        middle, width = mean_and_ci(smoothed)
-        if not few:
-            axes.fill_between(steps, middle - width, middle + width, color=colour, alpha=0.18, linewidth=0)
-        else:
-            middle = np.ma.median(np.ma.masked_invalid(smoothed), axis=1).filled(np.nan)
-            each = smoothed if values.shape[1] > 1 else values
-            axes.plot(steps, each, color=colour, linewidth=0.7, alpha=0.4)
-        axes.plot(steps, middle, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
-    steps, values = series(lines, EVALUATION.get(key, ""))
-    if len(steps):
-        for middle, width in [(seed, None) for seed in values.T] if few else [mean_and_ci(values)]:
-            axes.errorbar(steps + begin, middle, width, fmt="o", mfc="white", color=colour, markersize=5)
-
-
-def _finish_axes(axes: Any, key: str, smooth: int) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_xlabel("steps (of each seed)")
-    running = f"\n(running mean of {smooth} lines)" if smooth > 1 else ""
-    circles = "\n(circles: evaluation)" if key in EVALUATION and axes.containers else ""
-    axes.set_ylabel(AXIS_LABELS.get(key, key) + running + circles)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(linewidth=0.5, alpha=0.35)
-    axes.spines[["top", "right"]].set_visible(False)
-    if key in LOGARITHMIC and axes.dataLim.minposy < np.inf:
-        axes.set_yscale("log")
+def _draw_run(axes: Any, steps: np.ndarray, values: np.ndarray, colour: Any, label: str) -> None:
+    """Draw a run's line. values: [T, seeds]."""
+    if not len(steps):
+        return
+    if values.shape[1] > FEW:
+        middle, width = mean_and_ci(values)
+        axes.fill_between(steps, middle - width, middle + width, color=colour, alpha=0.18, linewidth=0)
+    else:
+        middle = np.ma.median(np.ma.masked_invalid(values), axis=1).filled(np.nan)
+        axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.4)
+    axes.plot(steps, middle, color=colour, linewidth=1.7, label=label, marker="o" if len(steps) == 1 else None)
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
@@ -283,38 +256,34 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return np.where(share > 0.5 / width, total / np.maximum(share, 0.5 / width), np.nan)
 
 
-def main(runs: Positional[tuple[Path, ...]], out: Path = Path("curves.png"), keys: tuple[str, ...] = ()) -> None:
-    """Draw several runs in one picture.
+@dataclass(frozen=True)
+class Args:
+    # --- picture ---
+    runs: Positional[tuple[Path, ...]] = ()
+    """Folders of the runs."""
+    out: Path = Path("curves.png")
+    """The picture to write (.png, .pdf or .svg)."""
+    keys: tuple[str, ...] = ()
+    """Keys of metrics.jsonl, one panel each (default: return, KL, data-to-divergence ratio, entropy)."""
 
-    Args:
-        runs: Folders of the runs.
-        out: The picture to write (.png, .pdf or .svg).
-        keys: Keys of metrics.jsonl, one panel each (default: return, KL, data-to-divergence ratio, entropy).
-    """
-    if not runs:
+
+def main(args: Args) -> None:
+    """Draw several runs in one picture."""
+    if not args.runs:
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
-    out = out if out.suffix else out.with_name(out.name + ".png")
-    lines = [read_lines(run) for run in runs if read_record(run, "run")]
+    lines = [read_lines(run) for run in args.runs if read_record(run, "run")]
     known = sorted({name for own in lines for line in own for name in line} - {"update", "global_step", "time"})
-    for key in keys:
+    for key in args.keys or default_keys(lines)[:1] or ["charts/episodic_return"]:
         if not _has(lines, key):
             raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
     try:
-        drawn = draw(runs, out, keys)
+        draw(args.runs, args.out, args.keys)
     except (OSError, ValueError) as error:  # no such folder, an unknown format
-        raise UsageError(f"--out {out}: cannot be written ({str(error).splitlines()[0]})") from None
-    if not drawn:
-        raise UsageError(f"{', '.join(map(str, runs))}: nothing to draw; none of their updates is on record")
-    print(out)
+        raise UsageError(f"--out {args.out}: cannot be written ({str(error).splitlines()[0]})") from None
+    print(args.out)
 
 
 if __name__ == "__main__":
-    import sys
+    from common.run import command
 
-    import tyro
-
-    try:
-        tyro.cli(main)
-    except UsageError as error:
-        print(f"plots: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    command.main(main, Args)

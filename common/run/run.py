@@ -27,9 +27,7 @@ from common.run import checkpoints, devices, folder, memory, plots
 from common.run.arguments import UsageError, apply_scaling, describe
 from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.command import SIGNALS, Diverged, raised_on_host
-from common.run.tracking import Progress, Tracker, plain, pool, say
-
-RETRIES, PAUSE = 10, 60  # the last checkpoint is tried so often again, after so many seconds each
+from common.run.tracking import Tracker, plain, pool, say
 
 
 def begin(args: Any, script: str) -> Any:
@@ -38,10 +36,6 @@ def begin(args: Any, script: str) -> Any:
     devices.start(args)
     args = devices.together(lambda: folder.settle(args, script))
     return apply_scaling(args) if hasattr(args, "scaling") else args
-
-
-def _pause(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 class Run:
@@ -58,9 +52,9 @@ class Run:
         init: Any,
         step: Any,
         keys: jax.Array,
-        *more: Callable[[], Any],
-        same: Sequence[str] = (),
-        may_lack: str | None = None,
+        *more: Any,
+        same=(),
+        may_lack=None,
     ) -> tuple["Run", Any, Any]:
         """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
 
@@ -113,12 +107,11 @@ class Run:
         self._evaluated: set[int] = set()
         self._signal: int | None = None
         self._stopping = False  # by a signal
-        self._failed = self._unfinished = False  # whether --resume has something to make again, or to make at all
+        self._incomplete = False  # whether the end lacks something that --resume makes
         self._not_finite: int | None = None  # the first update after which a parameter was no longer finite
         self._old_handlers: dict[int, Any] = {}
         self._warned: set[str] = set()
         self._tracker: Tracker | None = None
-        self._torn = False  # whether the last line of metrics.jsonl may be
         self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched but not fetched
         self._rows: list[dict[str, np.ndarray]] = []  # fetched but not written
         self._busy = 0.0  # seconds that the updates in _rows took
@@ -141,11 +134,8 @@ class Run:
             return state
         from common import envs
 
-        updates = devices.together(lambda: checkpoint_updates(self.checkpoints))
-        # Its flags are the run's own, so what differs is the code.
-        hint = "; the script, or a package, is another version than when the run was started (see its args.json)"
-        where = f"--resume {self.path}"
-        restored, update = checkpoints.restore_newest(self.path, updates, state, where, partial=False, hint=hint)
+        updates = checkpoint_updates(self.checkpoints)
+        restored, update = checkpoints.restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False)
         note = ""
         if envs.on_host(self.args.env_id):
             restored = restored._replace(environments=state.environments)
@@ -158,21 +148,15 @@ class Run:
 
     def _go_back_to(self, update: int, updates: Sequence[int]) -> None:
         """Remove what the run has of later updates: it is made again."""
-        try:
-            for damaged in (self.checkpoints / str(u) for u in updates if u > update):
-                damaged.rename(f"{damaged}.damaged-{time.time_ns()}")  # or it would block the next save
-            self._drop_lines_after(update)
-        except OSError as error:
-            raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
-
-    def _drop_lines_after(self, update: int) -> None:
         kept = [line for line in plots.read_lines(self.path) if line["update"] <= update]
         self._offset = max([0.0, *(line.get("time", 0.0) for line in kept)])
         self._evaluated = {line["update"] for line in kept if any(key.startswith("eval/") for key in line)}
-        if (self.path / "metrics.jsonl").exists():
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            if text != (self.path / "metrics.jsonl").read_text(errors="replace"):  # a full disk lets what is there be
-                folder.write_atomically(self.path / "metrics.jsonl", text)
+        try:
+            for damaged in (self.checkpoints / str(u) for u in updates if u > update):
+                damaged.rename(f"{damaged}.damaged-{time.time_ns()}")  # or it would block the next save
+            folder.write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        except OSError as error:
+            raise UsageError(f"--resume {self.path}: cannot be written to ({error.strerror})") from None
 
     def __enter__(self) -> "Run":
         if self.is_main and self.args.track:
@@ -182,8 +166,12 @@ class Run:
             # Ignored signals (SIGHUP under nohup) stay ignored.
             heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._old_handlers = {number: signal.signal(number, self._on_signal) for number in heard}
-        steps = self.steps_per_update
-        self._progress = Progress(self.num_updates * steps, self._first * steps, self.is_main)
+        total, initial = (updates * self.steps_per_update for updates in (self.num_updates, self._first))
+        pause = 0.1 if sys.stderr.isatty() else 10  # seconds between two states of the bar
+        self._bar = tqdm(
+            total=total, initial=initial, unit=" steps", unit_scale=True, dynamic_ncols=True, disable=not self.is_main,
+            miniters=1, mininterval=pause,
+        )  # fmt: skip
         self._clock = time.perf_counter()
         return self
 
@@ -204,14 +192,13 @@ class Run:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         broken = error is not None and raised_on_host(error) is not None
         try:
-            if error is None:
-                self._drain()
-            elif broken:
-                with contextlib.suppress(jax.errors.JaxRuntimeError):  # the pending update may be the one that raised
+            # The pending update may be the one that raised.
+            with contextlib.suppress(jax.errors.JaxRuntimeError) if broken else contextlib.nullcontext():
+                if error is None or broken:
                     self._take()
             self._write_rows()
         finally:
-            self._progress.close()
+            self._bar.close()
             self._restore_handlers()
             if self._tracker is not None:
                 self._tracker.close()
@@ -223,15 +210,12 @@ class Run:
     def _how_to_go_on(self) -> str:
         if not (newest := self._newest()):
             return "stopped before the first checkpoint: there is nothing to go on from"
-        also = ["--distributed"] if jax.process_count() > 1 else []
-        command = shlex.join(["python", sys.argv[0], "--resume", str(self.path), *also])
-        return f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {command}"
+        command = ["python", sys.argv[0], "--resume", str(self.path), *["--distributed"] * (jax.process_count() > 1)]
+        return f"stopped; the newest checkpoint is that of update {newest.name}; to go on: {shlex.join(command)}"
 
     def _newest(self) -> Path | None:
-        with contextlib.suppress(UsageError):  # a folder that cannot be read now
-            if updates := checkpoint_updates(self.checkpoints):
-                return self.checkpoints / str(updates[-1])
-        return None
+        updates = checkpoint_updates(self.checkpoints)
+        return self.checkpoints / str(updates[-1]) if updates else None
 
     def updates(self) -> Iterator[int]:
         """The updates to do, up to the last one or a stop. Before them comes an evaluation if a kill came between a
@@ -292,22 +276,13 @@ class Run:
         seconds = round(self._offset + time.perf_counter() - self._born, 3)
         line = {"update": update, "global_step": update * self.steps_per_update, "time": seconds}
         line |= {key: plain(value) for key, value in metrics.items()}
-        self.guard("args.json", self._make_again_if_deleted)
         self.guard("metrics.jsonl", lambda: self._append(json.dumps(line, allow_nan=False)))
         if self._tracker is not None:
             self._tracker.send(line)
 
-    def _make_again_if_deleted(self) -> None:
-        if not (self.path / "args.json").exists():  # raises if it cannot be reached for a while
-            self._warn("folder", f"{self.path} has been deleted; it is made again, without what was in it")
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder.write_record(self.path, self._record, self.args, self._script)
-
     def _append(self, line: str) -> None:
-        start, self._torn = "\n" * self._torn, True  # of a line that a full disk cut off only that one is lost
         with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(f"{start}{line}\n")
-        self._torn = False
+            file.write(f"{line}\n")
 
     def _take(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
         """Wait for the pending update, keep its metrics and write them when due. `following` is pending from now on."""
@@ -330,11 +305,6 @@ class Run:
             if self.args.halt_on_nan:
                 raise Diverged(update, self._newest(), hasattr(self.args, "init_from"))
 
-    def _drain(self) -> None:
-        """Write everything that was logged."""
-        with self.aside():
-            self._write_rows()
-
     def _write_rows(self) -> None:
         if self._rows:
             speed = len(self._rows) * self.steps_per_update / max(self._busy, 1e-9)
@@ -348,13 +318,9 @@ class Run:
             if self.is_main:
                 write()
         except OSError as error:
-            self._warn(what, f"cannot write {self.path / what} ({error.strerror or error})")
-
-    def _warn(self, topic: str, message: str) -> None:
-        """Warn once per topic."""
-        if topic not in self._warned:
-            say(f"warning: {message}")
-        self._warned.add(topic)
+            if what not in self._warned:
+                say(f"warning: cannot write {self.path / what} ({error.strerror or error})")
+            self._warned.add(what)
 
     def _show(self, update: int, row: dict[str, np.ndarray]) -> None:
         for name, key in (("return", "charts/episodic_return"), ("solved", "charts/solve_rate")):
@@ -362,7 +328,8 @@ class Run:
             if np.any(np.isfinite(values)):
                 self._shown[name] = float(np.mean(values[np.isfinite(values)]))
         shown = ", ".join(f"{name}={value:.4g}" for name, value in self._shown.items())
-        self._progress.advance(update * self.steps_per_update, shown)
+        self._bar.set_postfix_str(shown, refresh=False)
+        self._bar.update(update * self.steps_per_update - self._bar.n)
 
     @property
     def interrupted(self) -> bool:
@@ -377,21 +344,19 @@ class Run:
         every = self.args.checkpoint_every
         if update == self._saved or not (last or (every > 0 and update % every == 0)):
             return
-        self._drain()
-        # No other one follows the last. Whoever stops a run may not wait, and several processes would have to agree.
-        patient = last and not self._stopping and jax.process_count() == 1
         with self.aside():
-            for left in range(RETRIES * patient, -1, -1):
-                try:
-                    checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
-                    self._saved, self._failed = update, False
-                    break
-                except OSError as error:
-                    self._failed = last
-                    more = f"; trying again every {PAUSE} s, {RETRIES} times" if patient else ""
-                    self._warn(f"save {last}", f"checkpoint {update} could not be saved ({first_line(error)}){more}")
-                if left and not self.interrupted:
-                    _pause(PAUSE)
+            self._write_rows()
+            try:
+                self.guard("args.json", self._make_again_if_deleted)
+                checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
+                self._saved = update
+            except OSError as error:
+                self._incomplete |= last
+                say(f"warning: checkpoint {update} could not be saved ({first_line(error)})")
+
+    def _make_again_if_deleted(self) -> None:
+        if not (self.path / "args.json").exists():
+            folder.write_record(self.path, self._record, self.args, self._script)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
         """Write player.scores(learner, update) every --eval-every updates after update 0 and at the last one, unless
@@ -405,17 +370,16 @@ class Run:
         with self.aside():
             given_up = lambda: self.interrupted and self._saved == update  # noqa: E731
             try:
-                scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else None
+                scores = jax.device_get(player.scores(learner, update, given_up)) if self.is_main else {}
             except Exception as error:
                 if self._only:
                     raise
-                self._failed = update == self.num_updates
-                why = raised_on_host(error) or traceback.format_exc()
-                self._warn(f"evaluation {self._failed}", f"the evaluation after update {update} failed: {why}")
-                return {}
+                scores = {}
+                self._incomplete |= update == self.num_updates
+                say(f"warning: no evaluation after update {update}: {raised_on_host(error) or traceback.format_exc()}")
         self._stopping |= given_up()
-        self._unfinished = self.is_main and scores is None
-        if scores is not None:
+        self._incomplete |= scores is None
+        if scores:
             self.write(update, scores)
         return scores or {}
 
@@ -425,7 +389,7 @@ class Run:
         if not self.args.capture_video or not self.is_main:
             return
         if self.interrupted:
-            self._unfinished |= self.done == self.num_updates and not self._only
+            self._incomplete = True
             return
         import imageio.v3
 
@@ -436,7 +400,7 @@ class Run:
                 file.parent.mkdir(exist_ok=True)
                 imageio.v3.imwrite(file, frames, duration=50, loop=0)  # ms per frame
             except Exception as error:
-                self._warn("video", f"no video {file} ({first_line(error)})")
+                say(f"warning: no video {file} ({first_line(error)})")
             else:
                 if self._tracker is not None:
                     self._tracker.send((f"videos/{name}", file))
@@ -460,12 +424,12 @@ class Run:
         return compiled
 
     def finish(self) -> Path:
-        """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, with
-        1 if its last checkpoint or evaluation failed. -> the run's folder."""
+        """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, else
+        with 1 if its last checkpoint or evaluation failed. -> the run's folder."""
         if self.is_main:
             summary = self._summary()
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
-            if not (self._unfinished or self._failed):
+            if not self._incomplete:
                 self.guard("summary.json", lambda: folder.write_json(self.path / "summary.json", summary))
             self.guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
@@ -474,8 +438,8 @@ class Run:
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
         devices.wait_for_all()  # for the first one, which has evaluated and filmed alone
-        if self._signal is not None or self._failed:
-            raise SystemExit(1 if self._failed else 128 + self._signal)
+        if self._signal is not None or self._incomplete:
+            raise SystemExit(1 if self._signal is None else 128 + self._signal)
         return self.path
 
     def _summary(self) -> dict[str, Any]:

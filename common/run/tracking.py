@@ -1,7 +1,6 @@
 """What a training run reports: metrics pooled into lines, progress on the terminal, wandb."""
 
 import contextlib
-import math
 import os
 import queue
 import re
@@ -83,39 +82,14 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-class Progress:
-    """A bar on a terminal; elsewhere, as in a log file, a line every ten seconds."""
-
-    def __init__(self, total: int, initial: int, visible: bool):
-        self._lines = visible and not sys.stderr.isatty()
-        file = open(os.devnull, "w") if self._lines else sys.stderr  # noqa: SIM115 (open as long as the run)
-        form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-        self._bar = tqdm(
-            total=total, initial=initial, unit=" steps", unit_scale=True, dynamic_ncols=True, disable=not visible,
-            bar_format=form.replace("|{bar}|", "") if self._lines else form, file=file, miniters=1,
-            mininterval=10 if self._lines else 0.1,
-        )  # fmt: skip
-
-    def advance(self, step: int, shown: str) -> None:
-        """Move to environment step `step`, and print `shown` with it."""
-        self._bar.set_postfix_str(shown, refresh=False)
-        if self._bar.update(step - self._bar.n) and self._lines:
-            say(str(self._bar))
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 class Tracker:
     """A run of wandb's that cannot stop or slow the training if wandb fails or hangs: everything that touches it,
     including its import, happens in one daemon thread that reads a queue. record: the run's args.json."""
 
     def __init__(self, args: Any, record: dict[str, Any], path: Path):
-        known = ("script", "command", "git_commit", "versions", "machine")
         settings = {name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")}
         settings |= {"project": args.wandb_project_name, "dir": str(path), "id": record["wandb_id"], "name": path.name}
-        settings["config"] = {**record["args"], **{name: record.get(name) for name in known}}
-        self._folder = path / "wandb" / f"*run-*-{record['wandb_id']}"
+        settings["config"] = {**record["args"], **{k: v for k, v in record.items() if k not in ("args", "notes")}}
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
         self._thread.start()
@@ -132,12 +106,10 @@ class Tracker:
         if self._thread.is_alive():
             # wandb would wait for itself again, without limit, when the interpreter exits. Its teardown cancels that
             # first, so begin it here, in a thread that may be left behind.
-            if teardown := getattr(sys.modules.get("wandb"), "teardown", None):
-                waiting = threading.Thread(target=teardown, daemon=True)
-                waiting.start()
-                waiting.join(1.0)
-            rest = f"`wandb sync {self._folder}` sends the rest"
-            say(f"wandb did not finish within {timeout:g} s and is left behind; {rest}")
+            waiting = threading.Thread(target=getattr(sys.modules.get("wandb"), "teardown", lambda: None), daemon=True)
+            waiting.start()
+            waiting.join(1.0)
+            say(f"wandb did not finish within {timeout:g} s and is left behind; `wandb sync` sends what is in the run")
 
     def _work(self, settings: dict[str, Any]) -> None:
         try:
@@ -163,11 +135,8 @@ def flatten(line: dict[str, Any]) -> dict[str, float]:
     keys under seed_<i>/, and no nulls."""
     flat = {}
     for key, value in line.items():
-        if isinstance(value, list):
-            known = [v for v in value if v is not None]
-            flat[key] = math.fsum(known) / len(known) if known else None
-            if key.startswith("charts/"):
-                flat |= {f"seed_{i}/{key}": v for i, v in enumerate(value)}
-        else:
-            flat[key] = value
-    return {key: value for key, value in flat.items() if value is not None}
+        values = np.array(value, np.float64).ravel()  # None becomes NaN
+        if key.startswith("charts/") and isinstance(value, list):
+            flat |= {f"seed_{i}/{key}": v for i, v in enumerate(values)}
+        flat[key] = np.nanmean(values) if np.any(~np.isnan(values)) else np.nan
+    return {key: float(value) for key, value in flat.items() if not np.isnan(value)}
