@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.run import arguments, checkpoints, devices, plots, run as runs, tracking
+from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.command import SIGNALS, Diverged, main as run_main
@@ -459,6 +459,20 @@ def test_a_branch_begins_where_its_parent_was(args):
 # What fails
 
 
+def test_an_interrupt_is_one_line_wherever_it_hits(capsys):
+    """In JAX's callback of the garbage collector, from which Python can only print it, or in an import."""
+    what = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        early._unraisable(what)
+    error = ImportError("numpy failed to import")
+    error.__context__ = KeyboardInterrupt()
+    for kind in (error, KeyboardInterrupt()):
+        early._uncaught(type(kind), kind, None)
+    assert capsys.readouterr().err == "interrupted\n" * 2
+    early._uncaught(ImportError, ImportError("no such module"), None)
+    assert "ImportError: no such module" in capsys.readouterr().err
+
+
 def test_a_full_disk_at_a_resume_is_one_line_and_loses_nothing(args, monkeypatch):
     path, _ = train(dataclasses.replace(args, checkpoint_every=5), stop_after=7)
     lines = (path / "metrics.jsonl").read_text() + '{"update": 1000, "global_step": 9, "time": 1}\n'
@@ -498,8 +512,9 @@ def limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_does_not_stop_training(args, capsys, limit):
+def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
     """Files cannot grow over 20 kB for a while: the checkpoint fails, the training does not."""
+    monkeypatch.setattr(runs, "PAUSE", 0)
     big = {"x": jax.random.normal(jax.random.key(0), (100_000,))}
     run = run_of(args, 4, checkpoint_every=1)
     with run:
@@ -509,10 +524,21 @@ def test_a_full_disk_does_not_stop_training(args, capsys, limit):
             run.save_if_due(update, big)
     limit()
     assert checkpoint_updates(run.path / "checkpoints") == [2, 3] and updates_of(run.path) == [1, 2, 3, 4]
-    assert capsys.readouterr().err.count("could not be saved") == 2
+    assert capsys.readouterr().err.count("could not be saved") == 1 + 1 + runs.RETRIES
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1 and not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
+
+
+def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatch, limit):
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: limit())
+    run = run_of(args, 1)
+    with run:
+        run.log(1, losses(1)[0])
+        limit(1000)
+        run.save_if_due(1, initial_state())
+    run.finish()
+    assert checkpoint_updates(run.path / "checkpoints") == [1] and plots.finished(run.path)
 
 
 class Failing:

@@ -9,6 +9,7 @@ draws several runs in one picture, labelled by the flags in which they differ. A
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,12 +216,17 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
 
 
 def colours(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each name: one of COLOURS or, if there are more names, a step of a scale."""
+    """A colour for each name. If they differ in numbers only, which rise together, they are steps of one scale."""
     from matplotlib import colormaps
 
-    if len(names) <= len(COLOURS):
-        return dict(zip(names, COLOURS, strict=False))
-    return {name: colormaps["viridis"](i / len(names)) for i, name in enumerate(names)}
+    number = r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
+    values = {name: [float(x.replace(",", "")) for x in re.findall(number, name)] for name in names}
+    ordered = sorted(names, key=lambda name: values[name])
+    same = len({re.sub(number, "#", name) for name in names}) == 1 and len(names) > 2
+    rising = same and all(list(column) == sorted(column) for column in zip(*(values[x] for x in ordered), strict=True))
+    if not rising or not values[names[0]]:
+        return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    return {name: colormaps["viridis"](0.9 * i / (len(ordered) - 1)) for i, name in enumerate(ordered)}
 
 
 def _has(lines: list[list[dict[str, Any]]], key: str) -> bool:

@@ -29,6 +29,8 @@ from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.command import SIGNALS, Diverged, raised_on_host
 from common.run.tracking import Tracker, plain, pool, say
 
+RETRIES, PAUSE = 10, 60  # the last checkpoint is tried so often again, after so many seconds each
+
 
 def begin(args: Any, script: str) -> Any:
     """Start JAX's devices. -> the arguments of the run that --resume or --evaluate names, else `args`, with --scaling
@@ -52,9 +54,9 @@ class Run:
         init: Any,
         step: Any,
         keys: jax.Array,
-        *more: Any,
-        same=(),
-        may_lack=None,
+        *more: Callable[[], Any],
+        same: Sequence[str] = (),
+        may_lack: str | None = None,
     ) -> tuple["Run", Any, Any]:
         """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
 
@@ -344,18 +346,25 @@ class Run:
         every = self.args.checkpoint_every
         if update == self._saved or not (last or (every > 0 and update % every == 0)):
             return
+        # No other one follows the last. Whoever stops a run may not wait, and several processes would have to agree.
+        patient = last and not self._stopping and jax.process_count() == 1
         with self.aside():
             self._write_rows()
-            try:
-                self.guard("args.json", self._make_again_if_deleted)
-                checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
-                self._saved = update
-            except OSError as error:
-                self._incomplete |= last
-                say(f"warning: checkpoint {update} could not be saved ({first_line(error)})")
+            for left in range(RETRIES * patient, -1, -1):
+                try:
+                    self.guard("args.json", self._make_again_if_deleted)
+                    checkpoints.save(self.checkpoints, update, state, self.args.keep_checkpoints)
+                    self._saved = update
+                    break
+                except OSError as error:
+                    say(f"warning: checkpoint {update} could not be saved ({first_line(error)}); {left} more tries")
+                if left and not self.interrupted:
+                    time.sleep(PAUSE)
+            self._incomplete |= last and self._saved != update
 
     def _make_again_if_deleted(self) -> None:
         if not (self.path / "args.json").exists():
+            self.path.mkdir(parents=True, exist_ok=True)
             folder.write_record(self.path, self._record, self.args, self._script)
 
     def evaluate_if_due(self, update: int, player: Any, learner: Any) -> dict[str, np.ndarray]:
