@@ -98,10 +98,12 @@ def pilots() -> None:
     rows = [
         [*key, *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games)]
         for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1].get("Breakout", [0])))
+        if sum(map(len, returns.values())) > 1
     ]
     flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm", "entropy annealed"]
     table([*flags, *games], rows)
     print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …).")
+    print("[results/pilots.json](../results/pilots.json) also has settings with a single run.")
 
 
 def million() -> None:
