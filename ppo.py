@@ -89,6 +89,8 @@ class Args(CriticArgs):
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus."""
+    anneal_ent: bool = False
+    """Reduce --ent-coef linearly, update by update, to 0."""
 
     # --- network ---
     network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
@@ -266,7 +268,7 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -278,7 +280,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
+    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * bonus * entropy).mean()
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -290,7 +292,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
@@ -305,7 +307,7 @@ def optimise(
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch)
+        grads, parts = grad_fn(params, minibatch, bonus)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
@@ -345,8 +347,9 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     behaviour = state.learner
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining)
+    remaining = 1 - state.update / float(args.num_updates)
+    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
@@ -360,7 +363,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, bonus)
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.

@@ -6,9 +6,9 @@
 PPO's behaviour policy has two jobs: it collected the data (importance sampling), and the policy must stay near it
 (regularisation). Here a proximal policy has the second job. It is an exponentially weighted moving average of the
 weights, theta_prox <- beta theta_prox + (1 - beta) theta after every minibatch, with beta = COM / (1 + COM). Its age,
-the centre of mass --com in minibatch steps, sets the step size of the outer loop without touching the data. Beukman et
-al. 2026 (https://arxiv.org/abs/2603.06009; our loss is their eq. 4) use it to show that some plateaus are too large a
-step. With COM 0 nothing is clipped. All else is ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
+the centre of mass --com in minibatch steps, sets the outer loop's step size without touching the data, as Beukman et
+al. 2026 use it (https://arxiv.org/abs/2603.06009; our loss is their eq. 4). With COM 0 nothing is clipped. All else is
+ppo.py, to the letter. docs/ppo_ewma.md explains the logged keys.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -94,6 +94,8 @@ class Args(CriticArgs):
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus."""
+    anneal_ent: bool = False
+    """Reduce --ent-coef linearly, update by update, to 0."""
 
     # --- network ---
     network: Literal["mlp", "cnn", "nature", "impala"] = "mlp"
@@ -280,16 +282,14 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
 
 
 def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
-    """theta_prox <- beta theta_prox + (1 - beta) theta, beta = COM / (1 + COM) (Beukman et al. 2026, section 2.2).
-
-    With --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0.
-    """
+    """theta_prox <- beta theta_prox + (1 - beta) theta, beta = COM / (1 + COM) (Beukman et al. 2026, section 2.2). With
+    --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0."""
     weight = args.com / (1 + args.com) * proximal.weight + 1
     new_weight = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict]:
+def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch, bonus: Any = 1.0) -> tuple:
     """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms:
     pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox. -> loss, its parts."""
     dist, value = policy(params, batch.obs)
@@ -308,7 +308,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
+    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * bonus * entropy).mean()
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -324,7 +324,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
@@ -339,7 +339,7 @@ def optimise(
         (params, opt_state, proximal), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, proximal.params, minibatch)
+        grads, parts = grad_fn(params, proximal.params, minibatch, bonus)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
@@ -383,8 +383,9 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     behaviour = state.learner
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining)
+    remaining = 1 - state.update / float(args.num_updates)
+    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
@@ -398,7 +399,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         advantage = compute_gae(t, last_value, args.gamma, args.gae_lambda)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, bonus)
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.

@@ -97,6 +97,8 @@ class Args(CriticArgs):
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.001
     """Weight of the entropy bonus."""
+    anneal_ent: bool = False
+    """Reduce --ent-coef linearly, update by update, to 0."""
     update_proportion: Fraction = 0.25
     """Share of each minibatch's transitions (at least one) that the predictor learns from."""
 
@@ -324,7 +326,7 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -336,7 +338,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    loss = (policy_loss + args.vf_coef * value_loss.sum(-1) - args.ent_coef * entropy).mean()
+    loss = (policy_loss + args.vf_coef * value_loss.sum(-1) - args.ent_coef * bonus * entropy).mean()
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss[:, 0],
@@ -349,18 +351,18 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
 
 
 def total_loss(
-    args: Args, network: ActorCritic, learner: Learner, unravel: Any, params: jax.Array, batch: Batch
+    args: Args, network: ActorCritic, learner: Learner, unravel: Any, params: jax.Array, batch: Batch, bonus: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """ppo_loss and the predictor's error. No parameter is in both: the predictor does not move the policy, nor the
     policy the predictor. params: both on one vector -> loss, its parts."""
     params, predictor = unravel(params)
-    loss, parts = ppo_loss(args, partial(forward, args, network, learner.obs_stats), params, batch)
+    loss, parts = ppo_loss(args, partial(forward, args, network, learner.obs_stats), params, batch, bonus)
     error = prediction_error(args, learner.rnd, predictor, batch.next_obs).mean()
     return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
@@ -377,7 +379,7 @@ def optimise(
         minibatch = jax.tree.map(lambda x: x[rows], batch._replace(next_obs=None))._replace(advantage=advantage)
         few = rows[: max(1, round(args.update_proportion * rows.size))]  # of shuffled ones
         minibatch = minibatch._replace(next_obs=jax.tree.map(lambda x: x[few], batch.next_obs))
-        grads, parts = grad_fn(params, minibatch)
+        grads, parts = grad_fn(params, minibatch, bonus)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads[:policy_size])  # the predictor's gradient is not scaled
         grads = grads.at[:policy_size].multiply(jnp.minimum(1.0, args.max_grad_norm / grad_norm))
@@ -421,8 +423,9 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     behaviour = state.learner
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining)
+    remaining = 1 - state.update / float(args.num_updates)
+    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
@@ -447,7 +450,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         target = jnp.stack([ext_advantage, int_advantage], axis=-1) + t.value
         batch = Batch(t.obs, t.next_obs, t.action, t.log_prob, t.value, advantage, target=target)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, bonus)
         metrics["rnd/reward"] = jax.lax.pmean(intrinsic.reward.mean(), "device")
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)

@@ -100,6 +100,8 @@ class Args(CriticArgs):
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.02
     """Weight of the entropy bonus, in all blocks."""
+    anneal_ent: bool = False
+    """Reduce --ent-coef linearly, update by update, to 0."""
     block_ent_coef: NonNegative[float] = 0.005
     """More of it for the followers: half of this for the first one, from there linearly down to 0 for the leader."""
     bounds_coef: NonNegative[float] = 0.0
@@ -354,7 +356,7 @@ def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_o
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -367,7 +369,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch) -> tuple[jax.Ar
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     explored = 0.5 * args.block_ent_coef * (1 - batch.block / args.leader) if args.leader else 0.0
-    loss = policy_loss + args.vf_coef * value_loss - (args.ent_coef + explored) * entropy
+    loss = policy_loss + args.vf_coef * value_loss - (args.ent_coef * bonus + explored) * entropy
     if args.bounds_coef:
         loss += args.bounds_coef * (jnp.maximum(jnp.abs(dist.mean) - 1.1, 0) ** 2).sum(-1)
     parts = {
@@ -397,7 +399,7 @@ def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> 
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: jax.Array, learning_rate: jax.Array
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
     -> learner, metrics; the learning rate after it is among them.
@@ -414,7 +416,7 @@ def optimise(
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch)
+        grads, parts = grad_fn(params, minibatch, bonus)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
@@ -457,8 +459,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     follower = jax.random.randint(jax.random.fold_in(key, 2**31 - 1), (), 0, max(args.leader, 1))
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
-    remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
-    learning_rate = jnp.float32(args.learning_rate * remaining) if state.learning_rate is None else state.learning_rate
+    remaining = 1 - state.update / float(args.num_updates)
+    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
+    if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
+        learning_rate = state.learning_rate
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
@@ -479,7 +484,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
             units = partial(statistics.normalise, stats=learner.value_stats)  # those of the next rollout's values
             batches = [x._replace(value=units(x.value), target=units(x.target)) for x in batches]
         rows = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
-        learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate)
+        learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate, bonus)
         metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)

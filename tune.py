@@ -53,6 +53,7 @@ from tuning.trials import RUNGS, Task, Worker, put_back, shares
 SPACE = {
     "learning_rate": "1e-4:1e-2:log",
     "anneal_lr": "true,false",
+    "anneal_ent": "true,false",
     "num_steps": "16,32,64,128",
     "minibatch_size": "512,1024,2048,4096,8192",  # with num_steps and update_epochs: gradient steps per update
     "update_epochs": "1,2,4,8",

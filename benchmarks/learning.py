@@ -373,12 +373,9 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
             key = machine["cpu"], machine["memory_gb"]
             machines[key] = max(machines.get(key, 0), machine["cores"])
         cpus = "; ".join(f"{cpu}, {cores} cores, {memory} GB" for (cpu, memory), cores in sorted(machines.items()))
-        commits = ", ".join(sorted({run["commit"][:7] + run["commit"][40:] for run in used}))
         days = sorted({run["date"][:10] for run in used})
         jax = " and ".join(sorted({run["jax"] for run in used}))
-        parts.append(
-            f"{len(used)} runs, {' to '.join(days[:1] + days[1:][-1:])}, on {cpus}; JAX {jax}; commits {commits}."
-        )
+        parts.append(f"{len(used)} runs, {' to '.join(days[:1] + days[1:][-1:])}, on {cpus}; JAX {jax}.")
     if any(TABLE[name].group == "headline" for name in known):
         parts.append(f"![Returns in training against steps and against seconds]({picture})")
     for group in GROUPS:
@@ -386,8 +383,9 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
         parts += [make_table(group, rows, stored)] if rows else []
     missing = [row.name for row in TABLE.values() if row.name not in known]
     if missing:
-        names = ", ".join(f"`{name}`" for name in missing)
-        parts.append(f"Not run yet, {len(missing)} of {len(TABLE)} rows: {names}.")
+        parts.append(
+            f"{len(missing)} of {len(TABLE)} rows are not run yet; `python benchmarks/learning.py --list` names them."
+        )
     made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
     return "\n\n".join([*parts, made]) + "\n"
 

@@ -90,18 +90,20 @@ def pilots() -> None:
         x = run["settings"]
         inner = f"{x['update_epochs']} × {x['minibatch_size']:,}"
         size, number = f"{x['num_envs']:,} × {x['num_steps']}", ("learning_rate", "gae_lambda", "gamma", "ent_coef")
-        yes = ["yes" if x[flag] else "no" for flag in ("clip_vloss", "layer_norm")]
+        yes = ["yes" if x.get(flag) else "no" for flag in ("clip_vloss", "layer_norm", "anneal_ent")]
         key = size, inner, *(x[flag] for flag in number), *yes
         if run["steps"] > 10**7:
             grouped.setdefault(key, {}).setdefault(run["game"], []).append(run["return"])
     games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
     rows = [
         [*key, *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games)]
-        for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1]["Breakout"]))
+        for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1].get("Breakout", [0])))
+        if sum(map(len, returns.values())) > 1
     ]
-    flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm"]
+    flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm", "entropy annealed"]
     table([*flags, *games], rows)
     print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …).")
+    print("[results/pilots.json](../results/pilots.json) also has settings with a single run.")
 
 
 def million() -> None:

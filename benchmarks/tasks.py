@@ -148,6 +148,7 @@ PAIRS = {
 # Game: scores of discogen and pgx.
 GAMES = {"Breakout": (69.9, 50), "Asterix": (17.0, 22), "SpaceInvaders": (180.9, 144), "Freeway": (61.8, 63.5)}
 GOALS = {"Breakout": 40, "SpaceInvaders": 150}
+FALLING = "--anneal-ent --ent-coef 0.06"
 # The flags of PureJaxRL's notebook for MinAtar, with all that might have another default here one day.
 SAME = (
     "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
@@ -188,6 +189,8 @@ def on_minatar() -> Iterator[Row]:
             for number in (64, 512, 2048, 8192):  # 2048 is the default
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
+            # A larger bonus that falls to 0 (docs/log.md).
+            yield Row(f"{game.lower()}{suffix}_ppo_annealed", script="ppo.py", flags=f"{flags} {FALLING}", **rest)
             for script in ("ppo_ewma", "pqn"):
                 yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
 

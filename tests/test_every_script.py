@@ -2,6 +2,8 @@
 shared by copying: a line that is right in ppo.py may be wrong in another one. Three trainings of each script serve for
 most of it, each with many flags at once."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,15 +68,19 @@ class Course:
     """Updates of a script on a toy: the training, states, metrics, samples, and in order what the loss was given."""
 
     def __init__(self, name, updates, toy, watch=True, **flags):
-        self.name, (self.script, own), self.minibatches = name, SCRIPTS[name], []
+        self.name, (self.script, own), self.minibatches, self.bonuses = name, SCRIPTS[name], [], []
         flags = FLAGS | own | flags
         flags |= dict(total_timesteps=updates * flags["num_envs"] * flags["num_steps"])
         which = "q_loss" if name == "pqn" else "ppo_loss"
         loss = getattr(self.script, which)
 
         def spy(*inputs):
-            write = lambda batch: self.minibatches.append(jax.tree.map(np.asarray, batch))  # noqa: E731
-            jax.debug.callback(write, inputs[-1], ordered=True)
+            def write(batch, bonus):
+                self.minibatches.append(jax.tree.map(np.asarray, batch))
+                self.bonuses.append(float(bonus))
+
+            batch, bonus = (*inputs, 1.0)[-2:] if name == "pqn" else inputs[-2:]
+            jax.debug.callback(write, batch, bonus, ordered=True)
             return loss(*inputs)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -165,6 +171,8 @@ def descent(request):
     """Plain gradient descent in Adam's place, with gradients cut to norm 1e-3. Episodes of three steps."""
     script, free = SCRIPTS[request.param][0], {} if request.param == "pqn" else {"norm_adv": False}
     flags = dict(num_minibatches=1, update_epochs=1, learning_rate=0.1, max_grad_norm=1e-3, anneal_lr=True, **free)
+    if request.param != "pqn":
+        flags |= dict(anneal_ent=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "RADAM" if request.param == "pqn" else "ADAM", optax.identity())
         more = dict(gamma=0.5, norm_reward=True, **for_values(request.param, 1.0))
@@ -186,6 +194,11 @@ def test_the_learning_rate_falls_by_the_update(descent):
     assert min(row["outer/grad_norm"] for row in rows) > 1e-3
     way = np.array([row["outer/update_norm"] for row in rows])
     np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=2e-3)
+
+
+def test_the_entropy_bonus_falls_by_the_update(descent):
+    if descent.name != "pqn":
+        np.testing.assert_allclose(descent.bonuses, [1, 0.75, 0.5, 0.25], rtol=1e-6)
 
 
 def test_without_norm_adv_advantages_are_what_they_are(descent):
@@ -300,8 +313,8 @@ def test_the_loss_is_the_mean_over_transitions_of_numpys(name, critics, clip_vlo
     known = dict(action=action[:, None], log_prob=log_prob, value=old_value, advantage=advantage, target=target)
     batch = script.Batch(**dict.fromkeys(script.Batch._fields) | known)
     policy = lambda *_: (Categorical(logits, (2,)), value, None)[: 3 if name == "ppo_rnn" else 2]  # noqa: E731
-    loss, parts = script.ppo_loss(args, policy, {}, batch)
-    expected, expected_parts = losses_by_loop(args, *transitions)
+    loss, parts = script.ppo_loss(args, policy, {}, batch, 0.5)
+    expected, expected_parts = losses_by_loop(replace(args, ent_coef=0.15), *transitions)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     leaves_close(parts, expected_parts, rtol=1e-4)
     assert 0.2 < parts["losses/clipfrac"] < 0.8

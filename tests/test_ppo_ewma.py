@@ -189,10 +189,10 @@ def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch
     """With the real Adam, over two updates: what the loss was given, written down minibatch by minibatch."""
     seen, loss = [], ppo_ewma.ppo_loss
 
-    def spy(args, policy, params, proximal, batch):
+    def spy(args, policy, params, proximal, batch, bonus):
         write = lambda *given: seen.append([jax.flatten_util.ravel_pytree(x)[0] for x in given])  # noqa: E731
         jax.debug.callback(lambda *given: write(*jax.tree.map(np.asarray, given)), params, proximal, ordered=True)
-        return loss(args, policy, params, proximal, batch)
+        return loss(args, policy, params, proximal, batch, bonus)
 
     monkeypatch.setattr(ppo_ewma, "ppo_loss", spy)
     states, *_ = Training(ppo_ewma, Bandit(), replace(ARGS, update_epochs=2)).run(2)

@@ -111,9 +111,9 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
     """Of an update: 12 * 4 rows, and 16 again as the leader's."""
     seen, loss = [], sapg.ppo_loss
 
-    def spy(args, policy, params, batch):
+    def spy(args, policy, params, batch, bonus):
         jax.debug.callback(lambda *x: seen.append([*map(np.asarray, x)]), batch.obs, batch.relabelled, ordered=True)
-        return loss(args, policy, params, batch)
+        return loss(args, policy, params, batch, bonus)
 
     monkeypatch.setattr(sapg, "ppo_loss", spy)
     args = replace(ARGS, minibatch_size=24, num_minibatches=None, update_epochs=2)
