@@ -330,13 +330,13 @@ def nested(depth):
 
 
 DAMAGED = {  # a line of metrics.jsonl, after the update
+    "five thousand digits": f'"charts/episodic_return": {"1" * 5000}',
     "a thousand deep": f'"charts/episodic_return": {nested(1000)}',
     "no number": '"charts/episodic_return": {"x": 1}',
     "a word": '"charts/episodic_return": "many"',
     "an update that is none": '"charts/episodic_return": 1.0, "update": [1]',
 }
 ABSURD = {
-    "five thousand digits": f'"charts/episodic_return": {"1" * 5000}',
     "an integer that no float is": f'"charts/episodic_return": {10**400}',
     "a float whose square is infinite": '"charts/episodic_return": 1e308',
     "a step as large": f'"charts/episodic_return": 1.0, "global_step": {10**400}',
