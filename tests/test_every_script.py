@@ -320,6 +320,23 @@ def test_the_loss_is_the_mean_over_transitions_of_numpys(name, critics, clip_vlo
     assert 0.2 < parts["losses/clipfrac"] < 0.8
 
 
+@pytest.mark.parametrize("name", ["ppo", "sapg"])
+def test_layers_are_normalised_before_the_activation_and_measured_after_it(name):
+    """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
+    script, _ = SCRIPTS[name]
+    args = script.Args(layer_norm=True, activation="relu", hidden_sizes=(7, 5), num_devices=1)
+    assert "layer_norm" in script.SAME
+    encoder, obs = script.Encoder(args), np.random.default_rng(0).normal(3, 5, (11, 4)).astype(np.float32)
+    params = encoder.init(jax.random.key(0), obs)
+    features, sown = encoder.apply(params, obs, mutable="intermediates")
+    x, layers = obs.astype(np.float64), []
+    for i in range(2):
+        x = x @ np.asarray(params["params"][f"Dense_{i}"]["kernel"], np.float64)
+        x = np.maximum((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6), 0)
+        layers.append(x)
+    leaves_close([*sown["intermediates"]["hidden"], features], [*layers, x], atol=1e-5)
+
+
 def surrogates(name, now, advantage, factor=0.0):
     """The policy's term of the loss of single transitions, and its slopes in `now`, their log-probabilities [n], where
     0 is that under the policy that acted. factor: the logarithm of what ppo_ewma.py weighs the loss with, under its
