@@ -293,10 +293,8 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
 
 
 def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
-    """theta_prox <- beta theta_prox + (1 - beta) theta, beta = COM / (1 + COM) (Beukman et al. 2026, section 2.2).
-
-    With --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0.
-    """
+    """theta_prox <- beta theta_prox + (1 - beta) theta, beta = COM / (1 + COM) (Beukman et al. 2026, section 2.2). With
+    --ewma-debias the mean of all theta so far, weighted by beta^age (Hilton et al. 2022): it forgets theta_0."""
     weight = args.com / (1 + args.com) * proximal.weight + 1
     new_weight = 1 / weight if args.ewma_debias else 1 / (1 + args.com)  # of theta; the weight tends to 1 + COM
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)

@@ -203,7 +203,7 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     transitions and advantages. The statistics become those of all targets, and values and targets are in units of
     these, in which the next rollout reads the network's values."""
 
-    def record_batches(args, network, learner, batch, key, learning_rate):
+    def record_batches(args, network, learner, batch, key, learning_rate, bonus):
         columns = {name: getattr(batch, name) for name in ("value", "target", "advantage")}
         return learner, columns | {"charts/learning_rate": learning_rate}
 

@@ -35,7 +35,6 @@ SFL_DIFFERENT = {
     **because("Kinetix's random levels and networks alone", "Args.env_id Args.network SAME"),
     **because(LEVELS, "Learner TrainState forward rollout update init_state build measure_plasticity"),
     **because("another size of minibatches", "Args.__post_init__"),
-    **because("no --anneal-ent", "ppo_loss"),
     **because("no statistics of observations; the proximal policy may be the behaviour policy", "optimise"),
     **because("searches for levels, evaluates on several sets of them, or only evaluates", "train"),
 }
