@@ -92,9 +92,9 @@ class Args(CriticArgs):
     """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: NonNegative[float] = 0.02
+    ent_coef: NonNegative[float] = 0.06
     """Weight of the entropy bonus."""
-    anneal_ent: bool = False
+    anneal_ent: bool = True
     """Reduce --ent-coef linearly, update by update, to 0."""
 
     # --- network ---

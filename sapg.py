@@ -98,9 +98,9 @@ class Args(CriticArgs):
     """Learn values in units of the running standard deviation of their targets, from their mean. --clip-vloss, too."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
-    ent_coef: NonNegative[float] = 0.02
+    ent_coef: NonNegative[float] = 0.06
     """Weight of the entropy bonus, in all blocks."""
-    anneal_ent: bool = False
+    anneal_ent: bool = True
     """Reduce --ent-coef linearly, update by update, to 0."""
     block_ent_coef: NonNegative[float] = 0.005
     """More of it for the followers: half of this for the first one, from there linearly down to 0 for the leader."""

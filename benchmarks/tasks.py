@@ -58,7 +58,7 @@ GROUPS = {  # what the page says of each
 }
 
 # What is usual where observations are a few numbers and a step is dear: small rates, tanh, long returns.
-TANH = "--learning-rate 1e-3 --activation tanh --no-layer-norm --clip-vloss --update-epochs 4"
+TANH = "--learning-rate 1e-3 --activation tanh --no-layer-norm --clip-vloss --update-epochs 4 --no-anneal-ent"
 # Task: score, whose it is, flags of ppo.py.
 CLASSIC = {
     "CartPole": (
@@ -83,8 +83,8 @@ CLASSIC = {
         -172,
         ZOO,
         "--env-id Pendulum-v1 --num-envs 32 --num-steps 64 --update-epochs 8 --minibatch-size 256 --learning-rate 1e-3 "
-        "--activation tanh --no-layer-norm --clip-vloss --gamma 0.95 --gae-lambda 0.95 --ent-coef 0 --clip-eps 0.1 "
-        "--total-timesteps 3000000",
+        "--activation tanh --no-layer-norm --clip-vloss --gamma 0.95 --gae-lambda 0.95 --ent-coef 0 --no-anneal-ent "
+        "--clip-eps 0.1 --total-timesteps 3000000",
     ),
     "MountainCarContinuous": (
         90,
@@ -148,12 +148,12 @@ PAIRS = {
 # Game: scores of discogen and pgx.
 GAMES = {"Breakout": (69.9, 50), "Asterix": (17.0, 22), "SpaceInvaders": (180.9, 144), "Freeway": (61.8, 63.5)}
 GOALS = {"Breakout": 40, "SpaceInvaders": 150}
-FALLING = "--anneal-ent --ent-coef 0.06"
 # The flags of PureJaxRL's notebook for MinAtar, with all that might have another default here one day.
 SAME = (
     "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
     "--activation relu --no-layer-norm --network mlp --hidden-sizes 64 64 --gamma 0.99 --gae-lambda 0.95 "
-    "--clip-eps 0.2 --clip-vloss --ent-coef 0.01 --vf-coef 0.5 --max-grad-norm 0.5"
+    "--clip-eps 0.2 --clip-vloss --ent-coef 0.01 --no-anneal-ent "
+    "--vf-coef 0.5 --max-grad-norm 0.5"
 )
 
 
@@ -189,8 +189,6 @@ def on_minatar() -> Iterator[Row]:
             for number in (64, 512, 2048, 8192):  # 2048 is the default
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
-            # A larger bonus that falls to 0 (docs/log.md).
-            yield Row(f"{game.lower()}{suffix}_ppo_annealed", script="ppo.py", flags=f"{flags} {FALLING}", **rest)
             for script in ("ppo_ewma", "pqn"):
                 yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
 
