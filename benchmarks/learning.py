@@ -307,7 +307,9 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     cells += [f"{number(mean)}{spread}", number(np.median(scores))]
     if tenth:
         cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
-    cells += [number(np.mean(greedy)) if greedy else "–", f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"]
+    minutes = f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"
+    # Seeds that share a process, and processes that share a GPU, have no time of their own.
+    cells += [number(np.mean(greedy)) if greedy else "–", "GPU" if any("together" in run for run in runs) else minutes]
     if goals:
         times = [until(run["curve"], row.goal) for run in runs]
         middle, never = np.median(times), sum(map(np.isinf, times))
@@ -352,7 +354,8 @@ LEAD = """# Results
 Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
-imports and compiling, on one core with other runs beside it unless a table says otherwise.
+imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": there all seeds of a
+row were one process with `--num-seeds`, and eight processes at a time shared the GPU.
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
@@ -370,9 +373,11 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
     if used:
         machines: dict[tuple, int] = {}  # to cores: a run that has one of them sees no more
         for machine in (run["machine"] for run in used):
-            key = machine["cpu"], machine["memory_gb"]
+            key = machine["cpu"], machine["memory_gb"], *([machine["gpu"]] if "gpu" in machine else [])
             machines[key] = max(machines.get(key, 0), machine["cores"])
-        cpus = "; ".join(f"{cpu}, {cores} cores, {memory} GB" for (cpu, memory), cores in sorted(machines.items()))
+        sizes = sorted(machines.items())
+        cores_of = lambda n: f"{n} core{'s' * (n > 1)}"  # noqa: E731
+        cpus = "; ".join(", ".join((cpu, cores_of(n), f"{gb} GB", *gpu)) for (cpu, gb, *gpu), n in sizes)
         days = sorted({run["date"][:10] for run in used})
         jax = " and ".join(sorted({run["jax"] for run in used}))
         parts.append(f"{len(used)} runs, {' to '.join(days[:1] + days[1:][-1:])}, on {cpus}; JAX {jax}.")

@@ -52,11 +52,13 @@ def learning() -> None:
         said = []
         for name in names:
             row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
+            if not found:
+                continue
             mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
             steps, seconds = (np.median([run[key] for run in found]) for key in ("steps", "seconds"))
-            cores = "two cores" if row.alone else "one core"
-            said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps")
-            said[-1] += f" ({len(found)} seeds, {seconds / 60:.1f} minutes on {cores})"
+            time = f", {seconds / 60:.1f} minutes on {'two cores' if row.alone else 'one core'}"
+            time = "" if any("together" in run for run in found) else time
+            said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps ({len(found)} seeds{time})")
         print(f"- **{game}**: {', '.join(said)}")
         greedy = np.mean([run["greedy"] for run in found])
         others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
@@ -95,15 +97,34 @@ def pilots() -> None:
         if run["steps"] > 10**7:
             grouped.setdefault(key, {}).setdefault(run["game"], []).append(run["return"])
     games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
+    several = lambda x: f"{np.mean(x):.0f} ± {np.std(x, ddof=1):.0f} ({len(x)})"  # noqa: E731
+    shown = lambda x: several(x) if len(x) > 3 else ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
     rows = [
-        [*key, *(", ".join(f"{x:.0f}" for x in returns.get(game, [])) for game in games)]
-        for key, returns in sorted(grouped.items(), key=lambda item: -max(item[1].get("Breakout", [0])))
+        [*key, *(shown(returns.get(game, [])) for game in games)]
+        for key, returns in sorted(grouped.items(), key=lambda item: -np.mean(item[1].get("Breakout", [0])))
         if sum(map(len, returns.values())) > 1
     ]
     flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm", "entropy annealed"]
     table([*flags, *games], rows)
-    print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …).")
+    print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …), or mean ±")
+    print("standard deviation (seeds).")
     print("[results/pilots.json](../results/pilots.json) also has settings with a single run.")
+
+
+def gpu() -> None:
+    """A run with 65,536 environments on a GPU."""
+    found = read("gpu")
+    run, small = found["learning"], found["small"]["steps_per_second"]
+    table(
+        ["million steps", *(f"{steps / 1e6:.0f}" for steps, _, _ in run["curve"])],
+        [
+            ["seconds", *(seconds for _, seconds, _ in run["curve"])],
+            ["return in training", *(f"{value:.0f}" for _, _, value in run["curve"])],
+        ],
+    )
+    print(f"\n`{run['command']}` on one {found['gpu']}, {found['date']}, JAX {found['jax']}: {run['note']}.")
+    rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
+    print(f"With 2,048 environments `ppo.py` made {rates} steps per second there: {found['small']['note']}.")
 
 
 def million() -> None:

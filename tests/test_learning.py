@@ -206,6 +206,14 @@ def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
         assert f"{np.mean(scores):.1f} ± " in line and line.endswith(told)
 
 
+def test_seeds_that_shared_a_gpu_have_no_minutes():
+    gpu = {"cpu": "abacus", "cores": 16, "memory_gb": 3, "gpu": "a loom"}
+    row = tasks.TABLE["freeway_ppo_64"]
+    page = learning.make_page(stored(*(run_of(row, i, 60.0, machine=gpu, together=2) for i in range(2))), "x.png")
+    assert "| 61.0 | GPU | 61.8" in page and "on abacus, 16 cores, 3 GB, a loom; JAX 9." in page
+    assert "| 61.0 | 1.5 | 61.8" in learning.make_page(stored(run_of(row, 0, 60.0)), "x.png")
+
+
 def test_the_page_is_written_and_checked(stub, capsys):
     args = Args(rows=("good", "alone"))
     learning.main(args)

@@ -58,6 +58,7 @@ def test_odd_lines_are_left_out(tmp_path):
         '{"update": 7}',
         '{"update": "x", "global_step": 3}',
         '{"update": 7, "global_step": 3, "outer/kl": "x"}',
+        '{"update": 7, "global_step": 3, "time": null}',
         "[1]",
         "null",
         '{"update": 3, "glo',

@@ -55,6 +55,7 @@ RND_DIFFERENT = {
     **because(TWO_REWARDS, "Learner Environments Transition Batch ActorCritic forward rollout ppo_loss optimise"),
     **because(TWO_REWARDS, "update init_state"),
     **because("the defaults of Burda et al. 2018", "Args.gamma Args.gae_lambda Args.clip_eps Args.ent_coef"),
+    **because("the defaults of Burda et al. 2018", "Args.anneal_ent"),
 }
 MEMORY = "cells with states, which each environment keeps and each sequence starts from"
 RNN_DIFFERENT = {

@@ -78,6 +78,7 @@ def read_lines(run: Path | str) -> list[dict[str, Any]]:
 
 def _is_sound(line: dict[str, Any]) -> bool:
     counted = all(isinstance(line.get(name), int) for name in ("update", "global_step"))
+    counted &= isinstance(line.get("time", 0), int | float)
     return counted and not any(isinstance(value, str | dict) for value in line.values())
 
 
