@@ -102,13 +102,13 @@ def pilots() -> None:
     rows = [
         [*key, *(shown(returns.get(game, [])) for game in games)]
         for key, returns in sorted(grouped.items(), key=lambda item: -np.mean(item[1].get("Breakout", [0])))
-        if sum(map(len, returns.values())) > 1
+        if sum(map(len, returns.values())) > 2
     ]
     flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm", "entropy annealed"]
     table([*flags, *games], rows)
     print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …), or mean ±")
     print("standard deviation (seeds).")
-    print("[results/pilots.json](../results/pilots.json) also has settings with a single run.")
+    print("[results/pilots.json](../results/pilots.json) also has settings with one or two runs.")
 
 
 def gpu() -> None:
