@@ -52,7 +52,7 @@ def learning() -> None:
         said = []
         for name in names:
             row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
-            if not found:
+            if len(found) < 2:
                 continue
             mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
             steps, seconds = (np.median([run[key] for run in found]) for key in ("steps", "seconds"))
