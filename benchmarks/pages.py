@@ -126,6 +126,16 @@ def gpu() -> None:
     rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second there: {found['small']['note']}.")
 
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from common.run import plots
+
+    on_cpu = [run["sampled"] for run in read("learning")["runs"] if run["row"] == "breakout_ppo_2048"]
+    said = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x))) for x in (found["ten_seeds"]["sampled"], on_cpu))
+    print(
+        f"\n**Not understood**: `{found['ten_seeds']['command']}` ended at {next(said)} there, and the first "
+        f"{len(on_cpu)} of these seeds at {next(said)} on a CPU, one process each."
+    )
+
 
 def million() -> None:
     """Speed and memory by the number of environments."""
