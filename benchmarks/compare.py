@@ -240,7 +240,9 @@ def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[
     its = {"env_id": setting["env_id"], "compute_dtype": args.compute_dtype}
     if args.peer == "rejax":
         network = {"network": "mlp", "hidden_sizes": (64, 64), "activation": "tanh", "shared_encoder": False}
-        its |= SHARED | {"update_epochs": 4, **network}
+        # What rejax does, where the defaults do something else.
+        same = {"layer_norm": False, "clip_vloss": True, "anneal_lr": False, "anneal_ent": False}
+        its |= SHARED | {"update_epochs": 4, **network, **same}
     else:
         its |= OUR_PQN
     return common | {"script": PEERS[args.peer].ours, "args": sizes | total | its}

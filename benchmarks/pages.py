@@ -57,7 +57,7 @@ def learning() -> None:
             mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
             steps, seconds = (np.median([run[key] for run in found]) for key in ("steps", "seconds"))
             time = f", {seconds / 60:.1f} minutes on {'two cores' if row.alone else 'one core'}"
-            time = "" if any("together" in run for run in found) else time
+            time = " on an H100" if any("together" in run for run in found) else time
             said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps ({len(found)} seeds{time})")
         print(f"- **{game}**: {', '.join(said)}")
         greedy = np.mean([run["greedy"] for run in found])
@@ -132,8 +132,14 @@ def gpu() -> None:
     on_cpu = [run["sampled"] for run in read("learning")["runs"] if run["row"] == "breakout_ppo_2048"]
     said = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x))) for x in (found["ten_seeds"]["sampled"], on_cpu))
     print(
-        f"\n**Not understood**: `{found['ten_seeds']['command']}` ended at {next(said)} there, and the first "
-        f"{len(on_cpu)} of these seeds at {next(said)} on a CPU, one process each."
+        f"\n**Not understood**: `{found['ten_seeds']['command']}` ended at {next(said)} there, and the same seeds at "
+        f"{next(said)} on a CPU, one process each. The other rows that say GPU on [the page of results](results.md) "
+        "were not repeated on a CPU."
+    )
+    shared = found["shared"]
+    print(
+        f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
+        f"{shared['steps_per_second'] / 1e6:.0f}M steps per second in all. One with many seeds was not timed alone."
     )
 
 

@@ -69,7 +69,7 @@ class Preset:
 TABLE_2 = dict(
     env_id="kinetix/locomotion", num_envs=2048, num_steps=256, num_minibatches=32, update_epochs=8, gamma=0.995,
     gae_lambda=0.9, clip_eps=0.2, max_grad_norm=0.5, clip_vloss=True, vf_coef=0.5, ent_coef=0.01, learning_rate=3e-4,
-    anneal_lr=False, hidden_sizes=(256, 256, 256), activation="tanh", layer_norm=False, num_seeds=5,
+    anneal_lr=False, anneal_ent=False, hidden_sizes=(256, 256, 256), activation="tanh", layer_norm=False, num_seeds=5,
 )  # fmt: skip
 PAPER = Preset(
     "Kinetix locomotion as in paper A: Table 2, 1000M steps, 5 seeds", "charts/solve_rate", low=0.0, high=1.0,
@@ -83,7 +83,10 @@ GPU = replace(
     base=TABLE_2 | dict(num_seeds=3), total_timesteps=2**27, sweep_timesteps=2**26,
 )  # fmt: skip
 LARGE = {"gpu": GPU, "paper": PAPER}
-SMALL = dict(update_epochs=8, clip_eps=0.2, learning_rate=1e-3, anneal_lr=False, num_devices=1, num_eval_episodes=0)
+SMALL = dict(
+    update_epochs=8, clip_eps=0.2, learning_rate=1e-3, anneal_lr=False, anneal_ent=False, num_devices=1,
+    num_eval_episodes=0,
+)  # fmt: skip
 PENDULUM = Preset(
     "Pendulum-v1 on two cores; minutes per figure", "charts/episodic_return", low=-1200.0, high=-150.0,
     base=dict(
@@ -97,7 +100,8 @@ PENDULUM = Preset(
 BREAKOUT = replace(
     PENDULUM, about="Breakout-MinAtar with sticky actions on two cores; ten minutes per figure", low=0.4, high=20.0,
     base=dict(
-        env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512, num_seeds=5,
+        env_id="Breakout-MinAtar", sticky_actions=0.1, num_envs=64, num_steps=64, minibatch_size=512, ent_coef=0.02,
+        num_seeds=5,
     ) | SMALL,
     learning_rates=(3e-4, 1e-3, 3e-3), epoch_epsilons=(0.6, 0.1, 0.0), batch_envs=(16, 64, 256), batch_updates=256,
     grid_epsilons=(0.02, 0.1, 0.2, 0.6), scaled_envs=(16, 64, 256), scaled_seeds=5,

@@ -80,9 +80,9 @@ class Preset:
 
 PAPER = dict(
     num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, gae_lambda=0.95, clip_eps=0.1,
-    learning_rate=2.5e-4, anneal_lr=True, max_grad_norm=0.5, vf_coef=0.5, ent_coef=0.01, network="nature",
-    hidden_sizes=(512,), activation="relu", layer_norm=False, shared_encoder=True, clip_vloss=True, num_seeds=5,
-    num_eval_episodes=0,
+    learning_rate=2.5e-4, anneal_lr=True, max_grad_norm=0.5, vf_coef=0.5, ent_coef=0.01, anneal_ent=False,
+    network="nature", hidden_sizes=(512,), activation="relu", layer_norm=False, shared_encoder=True, clip_vloss=True,
+    num_seeds=5, num_eval_episodes=0,
 )  # fmt: skip
 PQN = dict(
     num_envs=8, num_steps=128, num_minibatches=4, update_epochs=4, gamma=0.99, q_lambda=0.65, learning_rate=2.5e-4,
@@ -130,8 +130,8 @@ ROBOT = Preset(
 
 # Of ppo.py and ppo_rnd.py alike, which have other defaults.
 SHARED = dict(
-    gamma=0.999, gae_lambda=0.95, clip_eps=0.1, clip_vloss=False, ent_coef=0.001, update_epochs=4, layer_norm=False,
-    num_seeds=5, num_eval_episodes=0,
+    gamma=0.999, gae_lambda=0.95, clip_eps=0.1, clip_vloss=False, ent_coef=0.001, anneal_ent=False, update_epochs=4,
+    layer_norm=False, num_seeds=5, num_eval_episodes=0,
 )  # fmt: skip
 DOORKEY = SHARED | dict(num_envs=512, num_steps=16, minibatch_size=4096, stagger_resets=511)
 # Steps, minibatches, rate, warm-up and embedding of CleanRL's ppo_rnd_envpool.py, which the paper used; it does not say
