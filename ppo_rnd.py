@@ -47,7 +47,7 @@ ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise`
 @dataclass(frozen=True)
 class Args(CriticArgs):
     # --- run ---
-    total_timesteps: Steps = 2**24
+    total_timesteps: Steps = 10 * 2**20
     """Environment steps over all environments."""
 
     # --- environment ---

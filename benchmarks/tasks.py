@@ -194,7 +194,7 @@ def on_minatar() -> Iterator[Row]:
 
 
 def many() -> Iterator[Row]:
-    """Eight updates."""
+    """Five updates."""
     flags = "--num-envs 65536 --num-minibatches 1024"
     yield Row("breakout_ppo_65536", "minatar", "Breakout", "ppo.py", flags, GAMES["Breakout"][0], DISCOGEN)
 
