@@ -65,6 +65,34 @@ def learning() -> None:
     print(f"\nWith most probable actions, and in brackets {row.source} after 10M steps: {', '.join(others)}.")
 
 
+def environments(brief: bool = False) -> None:
+    """Return by the number of environments at equal steps, and the effect of 2,048 in place of 64. brief: a sentence."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from benchmarks import tasks
+    from common.run import plots
+    from experiments import effects
+
+    sizes, found = (64, 512, 2048, 8192), {}
+    for run in read("learning")["runs"]:
+        found.setdefault(run["row"], []).append(run["sampled"])
+    of = {game: {n: np.array(found.get(f"{game.lower()}_ppo_{n}", ())) for n in sizes} for game in tasks.GAMES}
+    asked = [game for game, by_size in of.items() if min(len(by_size[64]), len(by_size[2048])) >= effects.FEWEST]
+    level, rows, said = 1 - 0.05 / max(1, len(asked)), [], {"higher": [], "lower": [], "open": []}
+    for game in asked:
+        effect = effects.difference("", of[game][2048], of[game][64], level=level)
+        said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "open"].append(game)
+        shown = [plots.mean_and_ci(x) if len(x) else None for x in of[game].values()]
+        cells = (f"{x[0]:.0f} ± {x[1]:.0f} ({len(y)})" if x else "–" for x, y in zip(shown, of[game].values()))  # noqa: B905
+        rows.append([game, *cells, f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})"])
+    verdict = "; ".join(f"{word} on {' and '.join(games)}" for word, games in said.items() if games)
+    sentence = f"after as many steps, 2,048 environments in place of 64 ended: {verdict}"
+    if brief:
+        print(f"- [With the same tuned flags](docs/scaling.md#how-many-environments), {sentence}.")
+        return
+    table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
+    print(f"\n{sentence[0].upper()}{sentence[1:]} (intervals of 95 % for the {len(asked)} games together).")
+
+
 def commands(script: str) -> None:
     """A script's commands of docs/results.md, one for each kind of task, with the mean return that they reached."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
