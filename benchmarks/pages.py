@@ -66,7 +66,7 @@ def learning() -> None:
 
 
 def environments(brief: bool = False) -> None:
-    """Return by the number of environments at equal steps, and the effect of 2,048 in place of 64. brief: a sentence."""
+    """Return by the number of environments, and the effect of 2,048 in place of 64. brief: only a sentence."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import tasks
     from common.run import plots
