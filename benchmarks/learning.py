@@ -35,7 +35,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import purejaxrl, report
-from benchmarks.tasks import GROUPS, PEER, TABLE, Row
+from benchmarks.tasks import GROUPS, PEER, SAME, TABLE, Row
 from common.run import arguments, plots
 from common.run.arguments import UsageError
 from common.run.folder import write_atomically
@@ -335,12 +335,13 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
     head += ["minutes", *["seconds to a training return of"] * goals, "reference", ""]
     lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [make_line(row, stored, tenth, goals) for row in rows]
-    commands = [row.command(0).replace("--seed 0", "--seed S") for row in rows]
+    commands = [typed(row).replace(SAME, "$SAME") for row in rows]
     lines += [
         "",
         "<details><summary>Commands</summary>",
         "",
         "```bash",
+        *[f'SAME="{SAME}"'] * any("$SAME" in command for command in commands),
         *dict.fromkeys(commands),
         "```",
         "",

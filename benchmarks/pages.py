@@ -41,25 +41,23 @@ def learning() -> None:
     from benchmarks import tasks
     from common.run import plots
 
-    runs = read("learning")["runs"]
+    of: dict[str, list[dict[str, Any]]] = {}
+    for run in read("learning")["runs"]:
+        of.setdefault(run["row"], []).append(run)
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
     others = []
-    for game, names in {
-        "Breakout": ("headline", "breakout_ppo_2048"),
-        "SpaceInvaders": ("spaceinvaders_ppo_2048",),
-        "Asterix": ("asterix_ppo_2048",),
-    }.items():
-        said = []
-        for name in names:
-            row, found = tasks.TABLE[name], [run for run in runs if run["row"] == name]
-            if len(found) < 2:
-                continue
-            mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
-            steps, seconds = (np.median([run[key] for run in found]) for key in ("steps", "seconds"))
-            time = f", {seconds / 60:.1f} minutes on {'two cores' if row.alone else 'one core'}"
-            time = " on an H100" if any("together" in run for run in found) else time
-            said.append(f"{mean:.0f} ± {width:.0f} after {steps / 1e6:.1f}M steps ({len(found)} seeds{time})")
-        print(f"- **{game}**: {', '.join(said)}")
+    for game in ("Breakout", "SpaceInvaders", "Asterix"):
+        row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
+        found, where = of[row.name], ""
+        if game == "Breakout":
+            seconds = np.median([run["seconds"] for run in of["headline"]])
+            where = f"; `python ppo.py` takes {seconds / 60:.1f} minutes on two cores"
+        elif any("together" in run for run in found):
+            where = " on an H100"
+        returns = np.array([run["sampled"] for run in found])
+        mean, width = plots.mean_and_ci(returns)
+        said = f"{mean:.0f} ± {width:.0f}, median {np.median(returns):.0f}, after {found[0]['steps'] / 1e6:.1f}M steps"
+        print(f"- **{game}**: {said} ({len(found)} seeds{where})")
         greedy = np.mean([run["greedy"] for run in found])
         others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
     print(f"\nWith most probable actions, and in brackets {row.source} after 10M steps: {', '.join(others)}.")
