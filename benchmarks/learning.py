@@ -308,6 +308,8 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     if tenth:
         cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
     minutes = f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"
+    if row.alone:  # seconds on different machines say nothing of the programs
+        minutes += f" ({', '.join(sorted({run['machine']['cpu'] for run in runs}))})"
     # Seeds that share a process, and processes that share a GPU, have no time of their own.
     cells += [number(np.mean(greedy)) if greedy else "–", "GPU" if any("together" in run for run in runs) else minutes]
     if goals:

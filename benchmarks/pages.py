@@ -51,7 +51,7 @@ def learning() -> None:
         found, where = of[row.name], ""
         if game == "Breakout":
             seconds = np.median([run["seconds"] for run in of["headline"]])
-            where = f"; `python ppo.py` takes {seconds / 60:.1f} minutes on two cores"
+            where = f"; `python ppo.py` takes {seconds / 60:.1f} minutes on two cores of an {of['headline'][0]['machine']['cpu']}"
         elif any("together" in run for run in found):
             where = " on an H100"
         returns = np.array([run["sampled"] for run in found])
