@@ -50,8 +50,8 @@ def learning() -> None:
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
         found, where = of[row.name], ""
         if game == "Breakout":
-            seconds = np.median([run["seconds"] for run in of["headline"]])
-            where = f"; `python ppo.py` takes {seconds / 60:.1f} minutes on two cores of an {of['headline'][0]['machine']['cpu']}"
+            minutes, cpu = np.median([run["seconds"] for run in of["headline"]]) / 60, of["headline"][0]["machine"]["cpu"]
+            where = f"; `python ppo.py` takes {minutes:.1f} minutes on two cores of an {cpu}"
         elif any("together" in run for run in found):
             where = " on an H100"
         returns = np.array([run["sampled"] for run in found])
