@@ -50,7 +50,8 @@ def learning() -> None:
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
         found, where = of[row.name], ""
         if game == "Breakout":
-            minutes, cpu = np.median([run["seconds"] for run in of["headline"]]) / 60, of["headline"][0]["machine"]["cpu"]
+            alone = of["headline"]
+            minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             where = f"; `python ppo.py` takes {minutes:.1f} minutes on two cores of an {cpu}"
         elif any("together" in run for run in found):
             where = " on an H100"
