@@ -54,7 +54,7 @@ class Args:
     timeout: float = 1800.0
     """Seconds after which a measurement is abandoned."""
     out: Path = Path("results/scaling")
-    """Results go to <out>.json, <out>.md and <out>.png; results of this commit found there are not measured again."""
+    """Results go to <out>.json and <out>.png; results of this commit found there are not measured again."""
     again: bool = False
     """Measure everything again."""
 
@@ -116,24 +116,6 @@ def make_rows(results: Results) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: (r["wanted_devices"] or 0, r["env_id"], r["num_envs"], r["num_steps"]))
 
 
-def make_table(rows: list[dict[str, Any]], caption: str) -> str:
-    heads = ("environment", "environments", "steps", "minibatch", "devices")
-    heads += ("steps/s", "memory (MB)", "update (s)", "compile (s)")
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    formats = {"steps_per_second": ",.0f", "peak_bytes": ",.0f", "seconds": ".3f", "compile_s": ".1f"}
-    for row in rows:
-        chunks = f" ({row['num_rollout_chunks']} chunks)" if row["num_rollout_chunks"] else ""
-        devices = row.get("num_devices") or "all"
-        work = (row["env_id"], f"{row['num_envs']:,}", f"{row['num_steps']}{chunks}", row["minibatch_size"], devices)
-        values = [
-            format(row[key] * factor, formats[key]) if row.get(key) is not None else "—"
-            for key, (_, _, factor) in QUANTITIES.items()
-        ]
-        values[0] = row.get("problem", values[0])
-        lines.append("| " + " | ".join(map(str, (*work, *values))) + " |")
-    return "\n".join([*lines, "", f"Memory: the process's peak above what its imports hold. {caption}.", ""])
-
-
 def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
     """Draws quantities against environments, on all devices (above), and against devices (below)."""
     halves = [[r for r in rows if r["wanted_devices"] is None], [r for r in rows if r["wanted_devices"]]]
@@ -163,7 +145,7 @@ def draw(rows: list[dict[str, Any]], caption: str, path: Path) -> None:
 
 def main(args: Args) -> None:
     results = Results(args.out, args.again)
-    # So that even a terminated benchmark ends its worker and writes its table.
+    # So that even a terminated benchmark ends its worker and draws its picture.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         measure_all(args, results)
@@ -172,10 +154,7 @@ def main(args: Args) -> None:
     finally:
         rows = make_rows(results)
         if rows:
-            table = make_table(rows, results.caption())
-            args.out.with_name(args.out.name + ".md").write_text(table)
             draw(rows, results.caption(), args.out.with_name(args.out.name + ".png"))
-            print(f"\n{table}")
 
 
 if __name__ == "__main__":
