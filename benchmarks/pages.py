@@ -54,7 +54,7 @@ def learning() -> None:
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             where = f"; `python ppo.py` takes {minutes:.1f} minutes on two cores of an {cpu}"
         elif any("together" in run for run in found):
-            where = " on an H100"
+            where = f", {sum('together' in run for run in found)} of them on an H100"
         returns = np.array([run["sampled"] for run in found])
         mean, width = plots.mean_and_ci(returns)
         said = f"{mean:.0f} ± {width:.0f}, median {np.median(returns):.0f}, after {found[0]['steps'] / 1e6:.1f}M steps"
@@ -83,10 +83,10 @@ def environments(brief: bool = False) -> None:
         shown = [plots.mean_and_ci(x) if len(x) else None for x in of[game].values()]
         cells = (f"{x[0]:.0f} ± {x[1]:.0f} ({len(y)})" if x else "–" for x, y in zip(shown, of[game].values()))  # noqa: B905
         rows.append([game, *cells, f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})"])
-    verdict = "; ".join(f"{word} on {' and '.join(games)}" for word, games in said.items() if games)
-    sentence = f"after as many steps, 2,048 environments in place of 64 ended: {verdict}"
+    verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
+    sentence = f"the return of 2,048 environments against that of 64, after as many steps: {verdict}"
     if brief:
-        print(f"- [With the same tuned flags](docs/scaling.md#how-many-environments), {sentence}.")
+        print(f"- [With the same tuned flags](docs/scaling.md#how-many-environments) {sentence}.")
         return
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
     print(f"\n{sentence[0].upper()}{sentence[1:]} (intervals of 95 % for the {len(asked)} games together).")

@@ -27,7 +27,7 @@ Q_DIFFERENT = because(
     Q,
     "SAME Transition Batch TrainState forward rollout optimise measure_plasticity update init_state build train "
     "Args.__post_init__ Args.learning_rate Args.max_grad_norm Args.hidden_sizes Args.gamma Args.update_epochs "
-    "Args.network Args.num_envs Args.minibatch_size Args.total_timesteps",
+    "Args.network Args.num_envs Args.minibatch_size",
 )
 SFL_DIFFERENT = {
     **because(TABLES, "Args.total_timesteps Args.num_steps Args.gamma Args.update_epochs Args.minibatch_size"),
