@@ -45,23 +45,20 @@ def learning() -> None:
     for run in read("learning")["runs"]:
         of.setdefault(run["row"], []).append(run)
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
-    others = []
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
-        found, where = of[row.name], ""
+        found, how = of[row.name], []
         if game == "Breakout":
             alone = of["headline"]
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
-            where = f"; `python ppo.py` takes {minutes:.1f} minutes on two cores of an {cpu}"
-        elif any("together" in run for run in found):
-            where = f", {sum('together' in run for run in found)} of them on an H100"
-        returns = np.array([run["sampled"] for run in found])
-        mean, width = plots.mean_and_ci(returns)
-        said = f"{mean:.0f} ± {width:.0f}, median {np.median(returns):.0f}, after {found[0]['steps'] / 1e6:.1f}M steps"
-        print(f"- **{game}**: {said} ({len(found)} seeds{where})")
+            how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
+        if on_gpu := sum("together" in run for run in found):
+            how.append(f"{on_gpu} of them on an H100")
+        mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
         greedy = np.mean([run["greedy"] for run in found])
-        others.append(f"{game} {greedy:.0f} ({row.reference:.0f})")
-    print(f"\nWith most probable actions, and in brackets {row.source} after 10M steps: {', '.join(others)}.")
+        said = f"{mean:.0f} ± {width:.0f} after {found[0]['steps'] / 1e6:.1f}M steps"
+        said += f", {greedy:.0f} with most probable actions ({row.source}: {row.reference:.0f})"
+        print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
 def environments(brief: bool = False) -> None:
@@ -76,20 +73,21 @@ def environments(brief: bool = False) -> None:
         found.setdefault(run["row"], []).append(run["sampled"])
     of = {game: {n: np.array(found.get(f"{game.lower()}_ppo_{n}", ())) for n in sizes} for game in tasks.GAMES}
     asked = [game for game, by_size in of.items() if min(len(by_size[64]), len(by_size[2048])) >= effects.FEWEST]
-    level, rows, said = 1 - 0.05 / max(1, len(asked)), [], {"higher": [], "lower": [], "open": []}
+    level, rows, gaps, said = 1 - 0.05 / max(1, len(asked)), [], [], {"higher": [], "lower": [], "undecided": []}
     for game in asked:
         effect = effects.difference("", of[game][2048], of[game][64], level=level)
-        said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "open"].append(game)
-        shown = [plots.mean_and_ci(x) if len(x) else None for x in of[game].values()]
-        cells = (f"{x[0]:.0f} ± {x[1]:.0f} ({len(y)})" if x else "–" for x, y in zip(shown, of[game].values()))  # noqa: B905
-        rows.append([game, *cells, f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})"])
+        said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
+        gaps.append(f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})".replace("-", "−"))
+        several = [("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(x)), len(x)) for x in of[game].values()]
+        rows.append([game, *(f"{value} ({count})" if count else "–" for value, count in several), gaps[-1]])
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
-    sentence = f"the return of 2,048 environments against that of 64, after as many steps: {verdict}"
     if brief:
-        print(f"- [With the same tuned flags](docs/scaling.md#how-many-environments) {sentence}.")
+        by_game = ", ".join(map(" ".join, zip(asked, gaps, strict=True)))
+        print("- [2,048 environments less 64](docs/scaling.md#how-many-environments), as many steps, same tuned flags:")
+        print(f"  {by_game}: {verdict}.")
         return
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
-    print(f"\n{sentence[0].upper()}{sentence[1:]} (intervals of 95 % for the {len(asked)} games together).")
+    print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
 
 
 def commands(script: str) -> None:
@@ -156,12 +154,18 @@ def gpu() -> None:
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from common.run import plots
 
-    on_cpu = [run["sampled"] for run in read("learning")["runs"] if run["row"] == "breakout_ppo_2048"]
-    said = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x))) for x in (found["ten_seeds"]["sampled"], on_cpu))
+    on_cpu = lambda game: [  # noqa: E731
+        run["sampled"]
+        for run in read("learning")["runs"]
+        if run["row"] == f"{game.lower()}_ppo_2048" and "together" not in run
+    ]
+    said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
+    again = (f"{game} {said(x)} there and {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
+    ten = found["ten_seeds"]
     print(
-        f"\n**Not understood**: `{found['ten_seeds']['command']}` ended at {next(said)} there, and the same seeds at "
-        f"{next(said)} on a CPU, one process each. The other rows that say GPU on [the page of results](results.md) "
-        "were not repeated on a CPU."
+        f"\n**Not understood**: `{ten['command']}` ended at {said(ten['sampled'])} there, and the same seeds at "
+        f"{said(on_cpu('Breakout'))} on a CPU, one process each. Five seeds of two other games agree: "
+        f"{', '.join(again)}. Nothing else that says GPU on [the page of results](results.md) was repeated."
     )
     shared = found["shared"]
     print(
