@@ -290,7 +290,7 @@ def bowl() -> None:
 
 
 def figures() -> None:
-    """Every figure: what varies, and the claim. Figures with the same claim share a row."""
+    """Every figure's claim. Figures with the same claim share a row."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     import figures as program
 
@@ -300,5 +300,5 @@ def figures() -> None:
     rows = []
     for claim, names in claims.items():
         marked = [name + " †" * ("laptop" not in program.FIGURES[name].presets) for name in names]
-        rows.append([", ".join(marked), "; ".join(program.FIGURES[name].title for name in names), claim])
-    table(["figure", "what varies", "the paper's claim"], rows)
+        rows.append([", ".join(marked), claim])
+    table(["figure", "the paper's claim"], rows)
