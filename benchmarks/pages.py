@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+AS_EVER = ("env-id", "total-timesteps", "num-envs", "sticky-actions")  # flags of commands that are the defaults
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
 
 
@@ -91,7 +92,7 @@ def environments(brief: bool = False) -> None:
 
 
 def commands(script: str) -> None:
-    """A script's commands of docs/results.md, one for each kind of task, with the mean return that they reached."""
+    """A script's commands of docs/results.md that are more than the defaults, with the mean return they reached."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import tasks
 
@@ -100,7 +101,7 @@ def commands(script: str) -> None:
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192", "_65536"))
         other |= "_beside_" in row.name  # flags for another script
-        other |= "--sticky-actions" in row.flags  # the same flags as without
+        other |= all(word.split()[0] in AS_EVER for word in row.flags.split("--")[1:])
         if row.script == script and returns and not other:
             lines.append(
                 f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seed{'s' * (len(returns) > 1)})"
