@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+AS_EVER = ("env-id", "total-timesteps", "num-envs", "sticky-actions")  # flags of commands that are the defaults
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
 
 
@@ -91,7 +92,7 @@ def environments(brief: bool = False) -> None:
 
 
 def commands(script: str) -> None:
-    """A script's commands of docs/results.md, one for each kind of task, with the mean return that they reached."""
+    """A script's commands of docs/results.md that are more than the defaults, with the mean return they reached."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import tasks
 
@@ -100,6 +101,7 @@ def commands(script: str) -> None:
         returns = [run["sampled"] for run in runs if run["row"] == row.name]
         other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192", "_65536"))
         other |= "_beside_" in row.name  # flags for another script
+        other |= all(word.split()[0] in AS_EVER for word in row.flags.split("--")[1:])
         if row.script == script and returns and not other:
             lines.append(
                 f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seed{'s' * (len(returns) > 1)})"
@@ -110,30 +112,31 @@ def commands(script: str) -> None:
 
 
 def pilots() -> None:
-    """The runs of 10M steps with which the defaults were chosen."""
-    found = read("pilots")
-    grouped: dict[tuple, dict[str, list[float]]] = {}
-    for run in found["runs"]:
-        x = run["settings"]
-        inner = f"{x['update_epochs']} × {x['minibatch_size']:,}"
-        size, number = f"{x['num_envs']:,} × {x['num_steps']}", ("learning_rate", "gae_lambda", "gamma", "ent_coef")
-        yes = ["yes" if x.get(flag) else "no" for flag in ("clip_vloss", "layer_norm", "anneal_ent")]
-        key = size, inner, *(x[flag] for flag in number), *yes
+    """The runs of 10M steps with which the defaults were chosen, by the flags that they change."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    import ppo
+
+    default, numbers = vars(ppo.Args()), ["num_envs", "num_steps", "update_epochs", "minibatch_size", "learning_rate"]
+    numbers += ["gae_lambda", "gamma", "ent_coef"]
+    said = {"clip_vloss": "--clip-vloss", "layer_norm": "--no-layer-norm", "anneal_ent": "--no-anneal-ent"}
+    grouped: dict[str, dict[str, list[float]]] = {}
+    for run in read("pilots")["runs"]:
+        x = {"anneal_ent": False} | run["settings"]
+        flags = [f"--{name.replace('_', '-')} {x[name]}" for name in numbers if x[name] != default[name]]
+        flags += [flag for name, flag in said.items() if x[name] != default[name]]
         if run["steps"] > 10**7:
-            grouped.setdefault(key, {}).setdefault(run["game"], []).append(run["return"])
-    games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
+            grouped.setdefault(" ".join(flags), {}).setdefault(run["game"], []).append(run["return"])
     several = lambda x: f"{np.mean(x):.0f} ± {np.std(x, ddof=1):.0f} ({len(x)})"  # noqa: E731
     shown = lambda x: several(x) if len(x) > 3 else ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
+    games = ("Breakout", "Asterix", "SpaceInvaders", "Freeway")
     rows = [
-        [*key, *(shown(returns.get(game, [])) for game in games)]
-        for key, returns in sorted(grouped.items(), key=lambda item: -np.mean(item[1].get("Breakout", [0])))
+        [f"`{flags}`" if flags else "the defaults", *(shown(returns.get(game, [])) for game in games)]
+        for flags, returns in sorted(grouped.items(), key=lambda item: -np.mean(item[1].get("Breakout", [0])))
         if sum(map(len, returns.values())) > 2
     ]
-    flags = ["N × K", "epochs × minibatch", "rate", "λ", "γ", "entropy", "value clip", "layer norm", "entropy annealed"]
-    table([*flags, *games], rows)
-    print("\nReturn of the evaluated policy after 10.5M steps; one number per seed (100, 101, …), or mean ±")
-    print("standard deviation (seeds).")
-    print("[results/pilots.json](../results/pilots.json) also has settings with one or two runs.")
+    table(["", *games], rows)
+    print("\nReturn of the evaluated policy after 10.5M steps: one number per seed (100, 101, …), or mean ± standard")
+    print("deviation (seeds). [pilots.json](../results/pilots.json) also has settings with one or two runs.")
 
 
 def gpu() -> None:
@@ -288,7 +291,7 @@ def bowl() -> None:
 
 
 def figures() -> None:
-    """Every figure: what varies, and the claim. Figures with the same claim share a row."""
+    """Every figure's claim. Figures with the same claim share a row."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     import figures as program
 
@@ -298,5 +301,5 @@ def figures() -> None:
     rows = []
     for claim, names in claims.items():
         marked = [name + " †" * ("laptop" not in program.FIGURES[name].presets) for name in names]
-        rows.append([", ".join(marked), "; ".join(program.FIGURES[name].title for name in names), claim])
-    table(["figure", "what varies", "the paper's claim"], rows)
+        rows.append([", ".join(marked), claim])
+    table(["figure", "the paper's claim"], rows)

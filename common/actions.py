@@ -30,9 +30,8 @@ class Box(NamedTuple):
     def sample(self, key: jax.Array, num: int) -> jax.Array:
         """Actions [num, D], uniform between the bounds. One that is infinite, or beyond a million, is taken to be two
         from the other; of two they are -1 and 1."""
-        has_low, has_high = (np.abs(bound) <= 1e6 for bound in self)
-        low = np.where(has_low, self.low, np.where(has_high, self.high - 2, -1))
-        high = np.where(has_high, self.high, np.where(has_low, self.low + 2, 1))
+        low = np.where(np.abs(self.low) <= 1e6, self.low, np.where(np.abs(self.high) <= 1e6, self.high - 2, -1))
+        high = np.where(np.abs(self.high) <= 1e6, self.high, low + 2)
         return jax.random.uniform(key, (num, len(low)), minval=low, maxval=high)
 
 

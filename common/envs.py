@@ -70,8 +70,8 @@ def make(
     suite = make_suite(env_id, num_levels, env_kwargs)
     if on_host(env_id):
         suite.sticky = sticky_actions
-        return copies(suite, num_envs, reward_clip=reward_clip)
-    suite = Sticky(suite, sticky_actions) if sticky_actions else suite
+    elif sticky_actions:
+        suite = Sticky(suite, sticky_actions)
     if frame_stack > 1 and not suite.obs_shape:
         raise UsageError(f"--frame-stack {frame_stack}: observations of {env_id} are single numbers; must have an axis")
     suite = FrameStack(suite, frame_stack) if frame_stack > 1 else suite
