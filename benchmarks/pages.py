@@ -274,13 +274,15 @@ def estimators() -> None:
 
 def bowl() -> None:
     """Where gradient descent on the bowl ends, beside the theory."""
-    found = read("fig_1b")
-    lines = found["drawn_last"][""]
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from common.run import plots
+
     rows = []
-    for label, ((mean, low, high),) in lines.items():
-        if label != "theory":
-            rows.append([f"`{label}`", f"{mean:.3f} ({low:.3f} to {high:.3f})"])
-    table(["step size", "−‖x‖ at the end: mean and 95 % interval"], rows)
+    for run in read("fig_1b")["runs"].values():
+        rate = run["command"].partition("--learning-rate ")[2].split()[0]
+        mean, width = plots.mean_and_ci(np.array(run["final"]))
+        rows.append([f"`--learning-rate {rate}`", f"{mean:.3f} ({mean - width:.3f} to {mean + width:.3f})"])
+    table(["step size", "−‖x‖ in the last tenth: mean and 95 % interval"], rows)
     print(f"\nFigures 1b, 2a, 3b: {', '.join(read(f'fig_{name}')['verdict'] for name in ('1b', '2a', '3b'))}.")
 
 
