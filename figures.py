@@ -13,7 +13,6 @@ resumes from its checkpoint. See docs/figures.md.
 """
 
 import datetime
-import difflib
 import json
 import re
 import shlex
@@ -28,8 +27,9 @@ from benchmarks.report import git
 from common.run import arguments, plots
 from common.run.arguments import UsageError, flag
 from common.run.command import main as run_main
+from common.run.folder import write_atomically
 from common.run.tracking import say
-from experiments import effects, grid, paper_a, paper_a_bowl, paper_a_gpu, paper_b, pictures, results
+from experiments import effects, grid, paper_a, paper_a_bowl, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Cells, Data, each
 
 
@@ -65,9 +65,7 @@ class Args:
         arguments.check(self)
         unknown = [name for name in self.figures if name not in (*FIGURES, "all")]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], FIGURES, n=3, cutoff=0.3)
-            near = f"; do you mean {' or '.join(close)}?" if close else ""
-            raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all{near}")
+            raise UsageError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}, and all")
         if not self.figures and not self.list_:
             raise UsageError("no figure given: name some, such as 5a, or all; --list lists them")
         for name in set(self.figures) - {"all"}:
@@ -117,8 +115,8 @@ def main(args: Args) -> None:
         Path(args.results_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--results-dir {args.results_dir}: cannot write there ({error.strerror})") from None
-    if any(name.startswith("B") for name in args.names):
-        effects.rliable()
+    if {"B2", "B9"} & {*args.names}:
+        visited.umap()
     failed = []
     if missing and args.launch == "here":
         say(f"{len(missing)} of {len(cells)} runs are missing; their output goes to {folder}/*.log")
@@ -167,23 +165,11 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "commit of experiments/PREREGISTERED.md": git("log", "-1", "--format=%H", "--", "experiments/PREREGISTERED.md"),
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
-        "drawn_last": last_points(shown),
         "runs": {cell.name: describe(data, cell, folder) for cell in runs},
     }
-    results.write(out.with_suffix(".json"), summary)
+    write(out.with_suffix(".json"), summary)
     print(f"figure {name}: {figure.claim}")
     print("\n".join([*(f"  {effect}" for effect in found), f"  {outcome} ({out})"]))
-
-
-def last_points(shown: Any) -> dict[str, Any]:
-    """Mean and interval at the end of each line of the picture; for points, at all of them. On a logarithmic axis they
-    are geometric."""
-    found: dict[str, Any] = {}
-    for panel, lines in shown.panels.items():
-        for line in (line for line in lines if line.kind != "dots"):
-            rows = np.transpose(pictures.middle(line, shown.log_y))
-            found.setdefault(panel, {})[line.label] = rows if line.kind.endswith("points") else rows[-1:]
-    return found
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
@@ -199,10 +185,32 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
         "command": shlex.join(["python", *shlex.split(record["command"])]),
         "jax": record["versions"].get("jax"),
         **{key: record.get(key) for key in ("git_commit", "git_dirty", "started", "machine", "devices")},
-        "measure": data.key(cell),
-        "final": plots.mean_and_ci(data.part(cell, data.key(cell), 0.9, 1.0).T)[0],  # in some updates no episode ends
+        "measure": data.p.performance,
+        "final": plots.mean_and_ci(data.part(cell, data.p.performance, 0.9, 1.0).T)[
+            0
+        ],  # in some updates no episode ends
         "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }
+
+
+def write(out: Path, value: dict[str, Any]) -> None:
+    """Writes JSON, with each list of numbers on one line."""
+    text = json.dumps(rounded(value), indent=1)
+    text = re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
+    write_atomically(out, text + "\n")
+
+
+def rounded(value: Any) -> Any:
+    """Prepares a value for JSON: rounds to six digits and turns what is not finite into null."""
+    if isinstance(value, dict):
+        return {str(k): rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(v) for v in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return rounded(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
 
 
 def list_figures(args: Args) -> None:

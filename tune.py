@@ -309,19 +309,19 @@ def tune(args: Args, words: list[str]) -> None:
         return print(f"sbatch {write_slurm(task)}")
     say(f"study {task.folder}: {len(counting(study))} of {args.trials} trials; over {', '.join(task.space)}")
     stopping = threading.Event()
-    with ThreadPoolExecutor(args.workers) as pool:
+    with grid.signals_caught() as caught, ThreadPoolExecutor(args.workers) as pool:
+        going = {pool.submit(Worker(task, study, share, stopping).work) for share in shares(args.workers, task.given)}
         try:
-            with grid.signals_interrupt():
-                works = [
-                    pool.submit(Worker(task, study, share, stopping).work) for share in shares(args.workers, task.given)
-                ]
-                for work in wait(works, return_when=FIRST_EXCEPTION).done:
+            while going and not caught:
+                done, going = wait(going, 0.2, FIRST_EXCEPTION)
+                for work in done:
                     work.result()
-        except KeyboardInterrupt:
-            say("stopping: the runs save first; the same command goes on")
-            raise
         finally:
             stopping.set()
+        if caught:
+            say("stopping: the runs save first; the same command goes on")
+    if caught:
+        raise KeyboardInterrupt
     return show(study, task.folder)
 
 

@@ -19,14 +19,9 @@ all values of every transition and shuffles copies of them, carries an unused Ba
 docs/pqn.md names a difference in the targets.
 """
 
-import hashlib
-import os
-import signal
+import itertools
 import statistics
-import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +31,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.report import Results, describe, finish_axis, new_figure, run_worker, save_figure
+from benchmarks import report
 from common.run.plots import COLOURS
 
 QUANTITIES = {
@@ -95,7 +90,6 @@ class Peer:
     name: str
     ours: str  # our script
     algorithm: str
-    epochs: int
     env_ids: tuple[str, ...]
     sizes: tuple[str, ...]
     num_steps: int
@@ -107,7 +101,6 @@ PEERS = {
         name="rejax 0.1.3",
         ours="ppo",
         algorithm="PPO",
-        epochs=4,
         env_ids=("CartPole-v1", "Breakout-MinAtar"),
         sizes=("64x4", "1024x16", "16384x256", "65536x1024"),
         num_steps=128,
@@ -117,7 +110,6 @@ PEERS = {
         name="PureJaxQL",
         ours="pqn",
         algorithm="PQN",
-        epochs=2,
         env_ids=("Breakout-MinAtar",),
         sizes=("128x32", "1024x256", "4096x1024"),
         num_steps=32,
@@ -135,30 +127,17 @@ class Args:
     sizes: tuple[str, ...] | None = None
     """Sizes to measure, each as environments x minibatches per epoch (default: 64x4 1024x16 16384x256 65536x1024; for
     purejaxql 128x32 1024x256 4096x1024)."""
-    num_steps: int | None = None
-    """Steps per environment and update (default: 128; for purejaxql 32)."""
     repetitions: int = 3
     """How often each of the two is measured; ratios are taken within a repetition."""
-    updates: int | None = None
-    """Updates per measurement; by default as many as our script does in --seconds, and at least 2."""
     seconds: float = 10.0
-    """Least time, in seconds, over which our script's updates are measured."""
-    timeout: float = 1800.0
-    """Seconds after which a measurement is abandoned."""
+    """Least time, in seconds, over which our updates are measured, and at least two of them; the peer makes as many."""
     compute_dtype: str = "float32"
     """Our script's --compute-dtype; the others have float32 only."""
-    rejax_python: Path | None = None
-    """Python of a virtual environment with rejax 0.1.3 and gymnax 0.0.9; by default one is made in ~/.cache."""
-    purejaxql: Path | None = None
-    """PureJaxQL's pqn_minatar.py, or a checkout of PureJaxQL with it; by default the file comes from GitHub."""
     out: Path | None = None
-    """Results go to <out>.json and <out>.png; results of this commit found there are not measured again.
-    (Default: results/compare; for purejaxql results/compare_pqn.)"""
-    again: bool = False
-    """Measure everything again."""
+    """Results go to <out>.json and <out>.png (default: results/compare; for purejaxql results/compare_pqn)."""
 
     def __post_init__(self):
-        for name in ("env_ids", "sizes", "num_steps", "out"):
+        for name in ("env_ids", "sizes", "out"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(PEERS[self.peer], name))
 
@@ -167,77 +146,25 @@ class Args:
         return {"ours": f"{PEERS[self.peer].ours}.py", self.peer: PEERS[self.peer].name}
 
 
-def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo-scaling"
-
-
 def make_rejax_python() -> Path:
     """Returns the Python of a virtual environment with rejax and our JAX, to compare programs and not compilers. It has
-    all that PureJaxQL's script needs."""
-    folder = cache() / f"rejax-venv-jax-{version('jax')}"
-    python, complete = folder / "bin" / "python", folder / "complete"
-    if not complete.exists():
-        print(f"installing rejax 0.1.3 in {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        packages = ("rejax==0.1.3", "gymnax==0.0.9", f"jax=={version('jax')}")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-        complete.touch()
-    return python
+    all that the scripts of PureJaxQL and PureJaxRL need."""
+    jax = version("jax")
+    return report.make_python(f"rejax-venv-jax-{jax}", "rejax==0.1.3", "gymnax==0.0.9", f"jax=={jax}")
 
 
-def find_pqn_minatar(path: Path | None) -> Path:
-    """Returns PureJaxQL's script, from `path` or from GitHub, and only the version that the settings here are for."""
-    if path is not None:
-        path = path / "purejaxql" / "pqn_minatar.py" if path.is_dir() else path
-        content = path.read_bytes() if path.exists() else b""
-    else:
-        path = cache() / f"purejaxql-{PQN_SHA256[:8]}" / "pqn_minatar.py"
-        try:
-            content = path.read_bytes() if path.exists() else urllib.request.urlopen(PQN_URL, timeout=60).read()
-        except OSError as error:
-            raise SystemExit(f"{PQN_URL}: {error}; give a checkout of PureJaxQL with --purejaxql") from None
-    if hashlib.sha256(content).hexdigest() != PQN_SHA256:
-        raise SystemExit(f"{path} is not {PQN_URL}")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return path.resolve()
-
-
-def make_settings(args: Args) -> Iterator[dict[str, Any]]:
-    """Yields all points in the order in which they are measured."""
-    changed = {"compute_dtype": args.compute_dtype} if args.compute_dtype != "float32" else {}
-    for env_id in args.env_ids:
-        for size in args.sizes:
-            num_envs, num_minibatches = map(int, size.split("x"))
-            for repetition in range(1, args.repetitions + 1):
-                for system in args.systems:
-                    yield {
-                        "env_id": env_id,
-                        "num_envs": num_envs,
-                        "num_minibatches": num_minibatches,
-                        "num_steps": args.num_steps,
-                        "length": f"{args.updates} updates" if args.updates else f"{args.seconds:g} s",
-                        "repetition": repetition,
-                        "system": system,
-                    } | changed
-
-
-def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[str, Any]:
+def make_spec(args: Args, system: str, env_id: str, sizes: dict[str, int], updates: int | None) -> dict[str, Any]:
     """Returns what measure.py has to do."""
-    sizes = {name: setting[name] for name in ("num_envs", "num_steps", "num_minibatches")}
-    total = {"total_timesteps": 10**4 * setting["num_envs"] * setting["num_steps"]}
-    length = {"updates": updates, "seconds": args.seconds}
-    common = {"system": setting["system"], **length}
-    if setting["system"] == "purejaxql":
+    total = {"total_timesteps": 10**4 * sizes["num_envs"] * sizes["num_steps"]}
+    common = {"system": system, "updates": updates, "seconds": args.seconds}
+    if system == "purejaxql":
         its = {name.upper(): value for name, value in (sizes | total).items()}
-        its |= {"ENV_NAME": setting["env_id"], "TOTAL_TIMESTEPS_DECAY": total["total_timesteps"], **PQN}
-        return common | {"args": its, "file": str(find_pqn_minatar(args.purejaxql))}
-    if setting["system"] == "rejax":
+        its |= {"ENV_NAME": env_id, "TOTAL_TIMESTEPS_DECAY": total["total_timesteps"], **PQN}
+        return common | {"args": its, "file": str(report.download(PQN_URL, PQN_SHA256))}
+    if system == "rejax":
         network = {"hidden_layer_sizes": (64, 64), "activation": "tanh"}
-        its = {"env": setting["env_id"], "num_epochs": 4, "agent_kwargs": network}
-        return common | {"args": SHARED | sizes | total | its}
-    its = {"env_id": setting["env_id"], "compute_dtype": args.compute_dtype}
+        return common | {"args": SHARED | sizes | total | {"env": env_id, "num_epochs": 4, "agent_kwargs": network}}
+    its = {"env_id": env_id, "compute_dtype": args.compute_dtype}
     if args.peer == "rejax":
         network = {"network": "mlp", "hidden_sizes": (64, 64), "activation": "tanh", "shared_encoder": False}
         # What rejax does, where the defaults do something else.
@@ -248,119 +175,87 @@ def make_spec(args: Args, setting: dict[str, Any], updates: int | None) -> dict[
     return common | {"script": PEERS[args.peer].ours, "args": sizes | total | its}
 
 
-def measure_all(args: Args, results: Results) -> None:
-    if args.peer == "purejaxql":
-        find_pqn_minatar(args.purejaxql)  # before anything is measured
-    rejax_python = args.rejax_python or make_rejax_python()
-    systems = args.systems
-    settings, ours = list(make_settings(args)), {}
-    hopeless: dict[tuple, dict[str, Any]] = {}  # what did not work once is not repeated
-    for number, setting in enumerate(settings, 1):
-        system = setting["system"]
-        group = tuple(value for name, value in setting.items() if name != "repetition")
-        result = results.get(setting)
-        if result is None:
-            result = hopeless.get(group)
-            if result is None and system == "ours":
-                result = run_worker(make_spec(args, setting, args.updates), args.timeout)
-            elif result is None:
-                # As many updates as ours in the same repetition.
-                spec = make_spec(args, setting, args.updates or ours.get("updates"))
-                result = run_worker(spec, args.timeout, rejax_python)
-            results.add(setting, result)
-        if "problem" in result:
-            hopeless[group] = result
-        ours = result if system == "ours" else ours
-        if "device" in result and "device" in ours and result["device"] != ours["device"]:
-            name = systems[system]
-            raise SystemExit(
-                f"{systems['ours']} ran on {ours['device']}, {name} on {result['device']}: see --rejax-python"
-            )
-        print(
-            f"[{number}/{len(settings)}] {setting['env_id']}, {setting['num_envs']} environments, "
-            f"repetition {setting['repetition']}, {systems[system]}: {describe(result)}",
-            flush=True,
-        )
+def measure_all(args: Args) -> list[dict[str, Any]]:
+    """-> points, each a setting and its result. What did not work once is not repeated."""
+    points, python = [], make_rejax_python()
+    for env_id, size in itertools.product(args.env_ids, args.sizes):
+        sizes = dict(zip(("num_envs", "num_minibatches"), map(int, size.split("x")), strict=True))
+        sizes["num_steps"] = PEERS[args.peer].num_steps
+        for repetition in range(1, args.repetitions + 1):
+            found: dict[str, dict[str, Any]] = {}
+            for system, name in args.systems.items():
+                spec = make_spec(args, system, env_id, sizes, found.get("ours", {}).get("updates"))
+                found[system] = report.run_worker(spec, sys.executable if system == "ours" else python)
+                setting = {"env_id": env_id, **sizes, "repetition": repetition, "system": system}
+                points.append({"setting": setting, "result": found[system]})
+                print(
+                    f"{env_id}, {size}, repetition {repetition}, {name}: {report.describe(found[system])}", flush=True
+                )
+            report.write(args.out.with_suffix(".json"), report.record(summary=summarise(points), points=points))
+            if any("problem" in result for result in found.values()):
+                break
+            if len({result["device"] for result in found.values()}) > 1:
+                raise SystemExit(f"{' and '.join(args.systems.values())} ran on different devices")
+    return points
 
 
-def summarise(results: Results, systems: dict[str, str]) -> list[dict[str, Any]]:
+def summarise(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Makes one row per setting: each side's medians, and median, least and greatest of the ratios ours / the other."""
-    groups: dict[tuple, dict[int, dict[str, dict[str, Any]]]] = {}
-    names = ("env_id", "num_envs", "num_minibatches", "num_steps", "length", "compute_dtype")
-    for point in results.current():
-        work = tuple(point.get(name) for name in names)
-        groups.setdefault(work, {}).setdefault(point["repetition"], {})[point["system"]] = point
-    rows, (mine, other) = [], systems
-    for work, repetitions in groups.items():
-        row = {name: value for name, value in zip(names, work, strict=True) if value is not None}
-        for system in systems:
-            points = [pair[system] for pair in repetitions.values() if system in pair]
-            row[system] = next(({"problem": p["problem"]} for p in points if "problem" in p), {})
-            for key in (*QUANTITIES, *WORK):
-                values = [p[key] for p in points if "problem" not in p]
-                row[system] |= {key: statistics.median(values)} if values else {}
-        pairs = [pair for pair in repetitions.values() if len(pair) == 2]
-        pairs = [pair for pair in pairs if not any("problem" in point for point in pair.values())]
+    groups: dict[tuple, dict[str, list[dict[str, Any]]]] = {}
+    names = ("env_id", "num_envs", "num_minibatches", "num_steps")
+    for point in points:
+        work = tuple(point["setting"][name] for name in names)
+        groups.setdefault(work, {}).setdefault(point["setting"]["system"], []).append(point["result"])
+    rows = []
+    for work, sides in groups.items():
+        row: dict[str, Any] = dict(zip(names, work, strict=True)) | {"ratios": {}}
+        for system, results in sides.items():
+            failed = [{"problem": result["problem"]} for result in results if "problem" in result]
+            medians = {
+                key: statistics.median(values)
+                for key in (*QUANTITIES, *WORK)
+                if (values := [result[key] for result in results if "problem" not in result])
+            }
+            row[system] = (failed or [{}])[0] | medians
+        pairs = [pair for pair in zip(*sides.values(), strict=False) if not any("problem" in x for x in pair)]
         row["repetitions"] = len(pairs)
-        ratios = {key: sorted(pair[mine][key] / pair[other][key] for pair in pairs) for key in QUANTITIES}
-        row["ratios"] = {
-            key: {"median": statistics.median(values), "min": values[0], "max": values[-1]}
-            for key, values in ratios.items()
-            if values
-        }
+        for key in QUANTITIES if pairs else ():
+            values = [ours[key] / theirs[key] for ours, theirs in pairs]
+            row["ratios"][key] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
         rows.append(row)
-    return sorted(rows, key=lambda row: (row["env_id"], row["num_envs"], row["num_minibatches"], row["num_steps"]))
+    return rows
 
 
-def list_problems(rows: list[dict[str, Any]], systems: dict[str, str]) -> list[str]:
-    """Lists what could not be measured, and why."""
-    return [
-        f"{row['env_id']}, {row['num_envs']} × {row['num_minibatches']} × {row['num_steps']}: {name} {problem}"
-        for row in rows
-        for system, name in systems.items()
-        if (problem := row[system].get("problem"))
-    ]
-
-
-def draw(rows: list[dict[str, Any]], args: Args, caption: str, path: Path) -> None:
-    systems, (ours, other) = args.systems, args.systems.values()
+def draw(points: list[dict[str, Any]], args: Args, path: Path) -> None:
+    rows, systems, (ours, other) = summarise(points), args.systems, args.systems.values()
     env_ids = list(dict.fromkeys(row["env_id"] for row in rows))
     title = f"{ours} and {other}: the same {PEERS[args.peer].algorithm} training"
-    figure, axes = new_figure(len(QUANTITIES), len(env_ids), title)
+    figure, axes = report.new_figure(len(QUANTITIES), len(env_ids), title)
+    notes = []
     for line, env_id in zip(axes.T, env_ids, strict=True):
         mine = [row for row in rows if row["env_id"] == env_id]
+        for row, (system, name) in itertools.product(mine, systems.items()):
+            if "problem" in row[system]:
+                notes.append(f"{env_id}, {row['num_envs']} × {row['num_minibatches']}: {name} {row[system]['problem']}")
         for axis, (key, (title, label, factor)) in zip(line, QUANTITIES.items(), strict=True):
             for (system, name), colour, marker in zip(systems.items(), COLOURS, "os", strict=False):
-                points = [(row["num_envs"], row[system][key] * factor) for row in mine if key in row[system]]
-                if points:
-                    axis.plot(*zip(*points, strict=True), color=colour, marker=marker, label=name)
+                shown = [(row["num_envs"], row[system][key] * factor) for row in mine if key in row[system]]
+                if shown:
+                    axis.plot(*zip(*shown, strict=True), color=colour, marker=marker, label=name)
             for row in mine:
-                ratio, top = row["ratios"].get(key), max((row[s].get(key, 0) for s in systems), default=0)
-                missing = [name.split()[0] for system, name in systems.items() if "problem" in row[system]]
-                text = f"×{ratio['median']:.2f}" if ratio else f"no\n{' '.join(missing)}" if missing else ""
-                if top:
+                if ratio := row["ratios"].get(key):
+                    top = max(row[system][key] for system in systems) * factor
                     how = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center", "fontsize": 9}
                     over_lines = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
-                    axis.annotate(text, (row["num_envs"], top * factor), bbox=over_lines, **how)
+                    axis.annotate(f"×{ratio['median']:.2f}", (row["num_envs"], top), bbox=over_lines, **how)
             axis.set(title=f"{env_id}: {title}", xlabel="environments in parallel", ylabel=label)
-            finish_axis(axis, sorted({row["num_envs"] for row in mine}), log=key == "peak_bytes")
-    notes = [*list_problems(rows, systems), f"×: {ours} / {other.split()[0]}, median over repetitions. {caption}"]
-    save_figure(figure, path, "\n".join(notes))
+            report.finish_axis(axis, sorted({row["num_envs"] for row in mine}), log=key == "peak_bytes")
+    notes.append(f"×: {ours} / {other.split()[0]}, median over repetitions. {report.caption(points)}")
+    report.save_figure(figure, path, "\n".join(notes))
 
 
 def main(args: Args) -> None:
-    results = Results(args.out, args.again)
-    # So that even a terminated benchmark ends its worker and draws its picture.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        measure_all(args, results)
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on from here")
-    finally:
-        results.summary = rows = summarise(results, args.systems)
-        if rows:
-            results.write()
-            draw(rows, args, results.caption(), args.out.with_name(args.out.name + ".png"))
+    draw(measure_all(args), args, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

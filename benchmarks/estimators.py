@@ -7,10 +7,7 @@ for many episodes each, which shows their p and p (1 - p) without the luck that 
 t-intervals over levels. `window` plays --learnability-steps 512 on a level, `episodes` as many episodes as given.
 """
 
-import datetime
-import json
 import os
-import shlex
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -29,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sfl_kinetix
-from benchmarks.report import git
+from benchmarks import report
 from common.run import checkpoints, devices
 from common.run.plots import mean_and_ci
 
@@ -108,14 +105,9 @@ def main(given: Args) -> None:
             "steady": float(np.mean((rate == 0) | (rate == 1))), "episodes": int(episodes[0]),
         }  # fmt: skip
         print(name, found[name], flush=True)
-    record = {
-        "command": shlex.join(["python", *sys.argv]), "date": datetime.date.today().isoformat(),
-        "devices": devices.machine(), "jax": jax.__version__, "commit": git("rev-parse", "HEAD"),
-        "run": {"command": record["command"], "update": updates[-1], "git_commit": record["git_commit"]},
-        "candidates": given.candidates, "kept": given.keep, "found": found,
-    }  # fmt: skip
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    run = {"command": record["command"], "update": updates[-1], "git_commit": record["git_commit"]}
+    sizes = {"candidates": given.candidates, "kept": given.keep}
+    report.write(given.out, report.record(jax=jax.__version__, run=run, found=found, **sizes))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from common.run.folder import write_atomically
 from experiments import grid
 
 POINTS = 40  # of a stored curve
-NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic", "purejaxrl"}  # of which a result does not depend
+NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic"}  # of which a result does not depend
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,6 @@ class Args:
     """Only compare the page with what the JSON gives; exit with 1 if it differs."""
     again: bool = False
     """Forget the results of these rows and seeds first."""
-    purejaxrl: Path | None = None
-    """A checkout of PureJaxRL (default: from GitHub). Once is enough."""
     out: Path = Path("results/learning.json")
     """Results; the picture is beside them."""
     page: Path = Path("docs/results.md")
@@ -208,7 +206,7 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
                 following = then(cell) if trained else cell
                 todo += [following] if following else []
         if any(cell.script == PEER.removesuffix(".py") for cell in todo):
-            purejaxrl.prepare(args.purejaxrl)
+            purejaxrl.prepare()
         todo.sort(key=lambda cell: wanted[by_name[cell.name.removesuffix("__greedy")]][1])  # a first seed of all rows
         jobs = 1 if alone else args.workers or grid.cores_or_one()
         say = lambda text: print(text, flush=True)  # noqa: E731

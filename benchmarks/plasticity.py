@@ -6,11 +6,8 @@ The reported share is of the time of a training run that measures every 10 updat
 the sample for a measurement, whether or not one follows, so its time includes that.
 """
 
-import datetime
 import importlib
-import json
 import os
-import shlex
 import statistics
 import sys
 import time
@@ -25,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 
-from benchmarks.report import git
+from benchmarks import report
 from common.run import devices
 
 # Script and flags: the defaults, a control task's network and batch, paper B's smallest batch, a CNN.
@@ -72,25 +69,16 @@ def measure(script: str, flags: dict[str, Any], repetitions: int) -> dict[str, A
 
 def main(args: Args) -> None:
     devices.start(importlib.import_module("ppo").Args())
-    record: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "hardware": devices.machine(),
-        "devices": [device.device_kind for device in jax.devices()],
-        "jax": jax.__version__,
-        "commit": git("rev-parse", "HEAD"),
-        "settings": {},
-    }
+    settings = {}
     for name, (script, flags) in SETTINGS.items():
         found = measure(script, flags, args.repetitions)
-        record["settings"][name] = {key: float(f"{value:.3g}") for key, value in found.items()}
+        settings[name] = {key: float(f"{value:.3g}") for key, value in found.items()}
         print(
             f"{name:50s} update {1e3 * found['update_s']:8.1f} ms, measurement {1e3 * found['measurement_s']:6.1f} ms, "
             f"{100 * found['share']:.2f} % of the time",
             flush=True,
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    report.write(args.out, report.record(jax=jax.__version__, settings=settings))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,16 @@
     python benchmarks/purejaxrl.py --env-id Breakout-MinAtar --total-timesteps 10485760 --seed 0
 
 Its flags are those of its notebook for MinAtar. It runs with gymnax 0.0.9 and our JAX in the virtual environment that
-compare.py makes; two rules of SpaceInvaders are those of gymnax 1.0.1. Its files come from GitHub on first use, or from
-a checkout named with --purejaxrl, and are kept in ~/.cache. A run is a folder, as our scripts make it: metrics.jsonl
-(returns in training), params.npz (the learned parameters) and summary.json. The policy then plays gymnax 1.0.1, as our
-evaluations do: both programs' policies are judged by the same code on the same environment.
+compare.py makes; two rules of SpaceInvaders are those of gymnax 1.0.1. Its files come from GitHub on first use, and
+are kept in ~/.cache. A run is a folder, as our scripts make it: metrics.jsonl (returns in training), params.npz (the
+learned parameters) and summary.json. The policy then plays gymnax 1.0.1, as our evaluations do: both programs' policies
+are judged by the same code on the same environment.
 """
 
-import hashlib
 import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +73,7 @@ def train(spec: dict[str, Any]) -> None:
     sys.modules["brax"].envs = sys.modules["brax.envs"]
     sys.modules["brax.envs.wrappers.training"].EpisodeWrapper = None
     sys.modules["brax.envs.wrappers.training"].AutoResetWrapper = None
-    sys.path.insert(0, spec["source"])
+    sys.path[:0] = spec["source"]
     import jax
     import numpy as np
 
@@ -110,24 +108,14 @@ def train(spec: dict[str, Any]) -> None:
     (Path(spec["run"]) / "notes.json").write_text(json.dumps(notes))
 
 
-def prepare(checkout: Path | None) -> tuple[Path, Path]:
-    """Makes what training needs. -> the Python of its virtual environment; the folder with PureJaxRL's files, of no
+def prepare() -> tuple[Path, list[str]]:
+    """Makes what training needs. -> the Python of its virtual environment; the folders of PureJaxRL's files, of no
     other version than the one that the flags here are for."""
     sys.path.insert(0, str(ROOT))
-    from benchmarks.compare import cache, make_rejax_python
+    from benchmarks.compare import make_rejax_python
+    from benchmarks.report import download
 
-    kept = cache() / f"purejaxrl-{SHA256['ppo.py'][:8]}"
-    for name, sha256 in SHA256.items():
-        path = checkout / "purejaxrl" / name if checkout else kept / name
-        try:
-            content = path.read_bytes() if checkout or path.exists() else urllib.request.urlopen(URL + name).read()
-        except OSError as error:
-            raise SystemExit(f"{path}: {error}; give a checkout of PureJaxRL with --purejaxrl") from None
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise SystemExit(f"{path} is not {URL + name}")
-        kept.mkdir(parents=True, exist_ok=True)
-        (kept / name).write_bytes(content)
-    return make_rejax_python(), kept
+    return make_rejax_python(), [str(download(URL + name, sha256).parent) for name, sha256 in SHA256.items()]
 
 
 def make_policy(run: Path, env_id: str) -> tuple[Any, Callable[..., Any]]:
@@ -182,8 +170,6 @@ class Args:
     """Where the run's folder goes."""
     run_name: str | None = None
     """Name of the folder (default: made from the other flags)."""
-    purejaxrl: Path | None = None
-    """A checkout of PureJaxRL (default: from GitHub). Its files are kept, so once is enough."""
 
     @property
     def num_updates(self) -> int:
@@ -191,7 +177,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    python, source = prepare(args.purejaxrl)
+    python, source = prepare()
     from common.run import devices, folder
     from ppo import Args as Ours
 
@@ -201,7 +187,7 @@ def main(args: Args) -> None:
     trained = args.evaluate or run
     if args.evaluate is None:
         config = NOTEBOOK | {"ENV_NAME": args.env_id, "TOTAL_TIMESTEPS": args.total_timesteps}
-        spec = {"source": str(source), "run": str(run.resolve()), "seed": args.seed, "config": config}
+        spec = {"source": source, "run": str(run.resolve()), "seed": args.seed, "config": config}
         done = subprocess.run([python, Path(__file__).resolve(), "--train", json.dumps(spec)])
         if done.returncode:
             raise SystemExit(f"{run}: PureJaxRL ended with exit code {done.returncode}")

@@ -1,6 +1,7 @@
-"""Starts measure.py, stores its results and draws them, for compare.py and scaling.py."""
+"""What the benchmarks share: measurements in processes of their own, what peers need, results and pictures."""
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -9,17 +10,47 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
 from common.run import devices
+from common.run.folder import write_atomically
 
-FAILED = "failed: "  # marks a problem that may be gone the next time
+TIMEOUT = 1800  # seconds, after which a measurement is abandoned
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo-scaling"
+
+
+def make_python(name: str, *packages: str) -> Path:
+    """Returns the Python of a virtual environment with these packages, which the first call makes in ~/.cache."""
+    folder = CACHE / name
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if not complete.exists():
+        print(f"making {folder}: {' '.join(packages)}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, cwd=measure.ROOT)
+        complete.touch()
+    return python
+
+
+def download(url: str, sha256: str) -> Path:
+    """Returns this version of a file, which is kept in ~/.cache."""
+    path = CACHE / sha256[:8] / Path(url).name
+    try:
+        content = path.read_bytes() if path.exists() else urllib.request.urlopen(url, timeout=60).read()
+    except OSError as error:
+        raise SystemExit(f"{url}: {error}; without network, put the file at {path}") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise SystemExit(f"{path} is not {url}")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return path
 
 
 def run_worker(
-    spec: dict[str, Any], timeout: float, python: str | Path = sys.executable, num_cpu_devices: int | None = None
+    spec: dict[str, Any], python: str | Path = sys.executable, num_cpu_devices: int | None = None
 ) -> dict[str, Any]:
     """Makes one measurement in a fresh process. If it cannot be made, the result's `problem` says why."""
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -28,17 +59,17 @@ def run_worker(
     command = [str(python), measure.__file__, json.dumps(spec)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=measure.ROOT
+            command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=measure.ROOT
         )
     except subprocess.TimeoutExpired:
-        return {"problem": f"took more than {timeout:.0f} s"}
+        return {"problem": f"took more than {TIMEOUT} s"}
     if done.returncode == -9:
         return {"problem": "killed, as Linux does when memory runs out"}
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         # Not simply the last line, because JAX ends its tracebacks with a remark.
         errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
-        return {"problem": FAILED + (errors or lines)[-1]}
+        return {"problem": f"failed: {(errors or lines)[-1]}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -60,68 +91,30 @@ def git(*command: str) -> str:
     return done.stdout.strip()
 
 
-class Results:
-    """The measurements in <out>.json, which is written after each one. Those of another commit are not used, but stay
-    in the file until the same setting is measured again."""
-
-    def __init__(self, out: Path, again: bool):
-        self.path = out.with_name(out.name + ".json")
-        self.again = again
-        self.commit = git("rev-parse", "HEAD") or "unknown"
-        # Only changes of code count: a new table or text in the repository makes no result outdated.
-        self.commit += " with changes" if git("status", "--porcelain", "--", "*.py") else ""
-        self.points: list[dict[str, Any]] = []
-        self.devices = devices.machine()
-        self.summary: list[dict[str, Any]] = []
-        if self.path.exists():
-            record = json.loads(self.path.read_text())
-            if record.get("devices") != self.devices:
-                elsewhere = f"name another file, as in --out runs/{out.name}"
-                raise SystemExit(f"--out {out}: {self.path} was measured on another machine; {elsewhere}")
-            self.points = record["points"]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.measured: list[dict[str, Any]] = []  # by this process
-
-    def get(self, setting: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the result of a point measured earlier, unless it has to be measured again."""
-        done = self.measured if self.again else self.points
-        found = (p["result"] for p in done if p["setting"] == setting and p["commit"] == self.commit)
-        return next((result for result in found if not result.get("problem", "").startswith(FAILED)), None)
-
-    def add(self, setting: dict[str, Any], result: dict[str, Any]) -> None:
-        self.points = [p for p in self.points if p["setting"] != setting]
-        self.points.append({"setting": setting, "commit": self.commit, "date": now(), "result": result})
-        self.measured.append(self.points[-1])
-        self.write()
-
-    def current(self) -> list[dict[str, Any]]:
-        return [{**p["setting"], **p["result"]} for p in self.points if p["commit"] == self.commit]
-
-    def write(self) -> None:
-        record = {
-            "command": shlex.join(["python", *sys.argv]),
-            "date": now(),
-            "commit": self.commit,
-            "devices": self.devices,
-            "summary": self.summary,
-            "points": self.points,
-        }
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1) + "\n")
-        os.replace(part, self.path)
-
-    def caption(self) -> str:
-        """Returns a line to put below a table or picture: where, when and with what."""
-        points = self.current()
-        devices = "; ".join(sorted({p["device"] for p in points if "device" in p and "CPU" not in p["device"]}))
-        jax = " and ".join(dict.fromkeys(p["versions"]["jax"] for p in points if "versions" in p))
-        where = f"{self.devices['cpu']}, {self.devices['cores']} cores, {self.devices['memory_gb']} GB"
-        where = f"{devices} ({where})" if devices else where
-        return f"{where}; JAX {jax or '?'}; commit {self.commit[:7] + self.commit[40:]}; {now()[:10]}"
+def record(**found: Any) -> dict[str, Any]:
+    """Results with what made them: command, time, commit and machine."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD") + " with changes" * bool(git("status", "--porcelain", "--", "*.py")),
+        "hardware": devices.machine(),
+    } | found
 
 
-def now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+def write(out: Path, value: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, json.dumps(value, indent=1) + "\n")
+
+
+def caption(points: list[dict[str, Any]]) -> str:
+    """A line to put below a picture: where, when and with what these were measured."""
+    results, made = [point["result"] for point in points], record()
+    gpus = "; ".join(sorted({x["device"] for x in results if "device" in x and "CPU" not in x["device"]}))
+    jax = " and ".join(dict.fromkeys(x["versions"]["jax"] for x in results if "versions" in x))
+    machine = made["hardware"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
+    where = f"{gpus} ({where})" if gpus else where
+    return f"{where}; JAX {jax or '?'}; commit {made['commit'][:7] + made['commit'][40:]}; {made['date'][:10]}"
 
 
 def new_figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Compares sfl_kinetix.py with Kinetix's own functions, and measures time and memory of its search for levels.
+"""Compares the speed of sfl_kinetix.py with that of Kinetix's own functions.
 
     python benchmarks/search.py                        # writes results/search.json; a quarter of an hour on two cores
     taskset -c 0 python benchmarks/search.py --out one_core.json
@@ -7,15 +7,11 @@ For training, one update (rollout and inner loop) of each is timed in turn, on l
 kinetix-env's kinetix.util.learning (sample_trajectories_rnn, compute_gae, update_actor_critic_rnn), the same network
 and sizes, and XLA's threads on all cores; ours has an XLA device for each core. Neither samples levels; what that costs
 per update is reported separately. For the search, the sampling and scoring of candidates and the peer's rollouts of
-the same size are timed, and the peak memory is taken of processes that search through few, more and many candidates.
+the same size are timed.
 """
 
-import datetime
-import json
 import os
-import shlex
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -33,8 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sfl_kinetix
-from benchmarks.measure import peak_bytes
-from benchmarks.report import git
+from benchmarks import report
 from common.run import devices
 
 
@@ -52,10 +47,6 @@ class Args:
     """sfl_kinetix.py's --compute-dtype; Kinetix has float32 only."""
     repetitions: int = 3
     """How many times to measure; the median is reported."""
-    candidates: tuple[int, ...] = (256, 1024, 4096)
-    """Candidate counts at which the memory of a search is measured, in batches of 128."""
-    memory_of: int | None = None
-    """Only search through this many candidates and print the peak (--candidates starts a process for each of these)."""
     out: Path = Path("results/search.json")
     """The file to write."""
 
@@ -124,22 +115,8 @@ def main(given: Args) -> None:
         found, scoring = timed(lambda: programs.score(found, state.learner, levels, state.key, number))
         return found, sampling, scoring
 
-    if given.memory_of:
-        best = programs.begin(keys)
-        for number in range(given.memory_of // args.search_batch):
-            best, _, _ = search_batch(state, best, number)
-        jax.block_until_ready(programs.gather(best))
-        return print(peak_bytes())
-
-    record: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "hardware": devices.machine(),
-        "devices": [device.device_kind for device in jax.devices()],
-        "jax": jax.__version__,
-        "commit": git("rev-parse", "HEAD"),
-        "sizes": flags | {"size": "s", "network": given.network, "update_epochs": args.update_epochs},
-    }
+    sizes = flags | {"size": "s", "network": given.network, "update_epochs": args.update_epochs}
+    record = report.record(jax=jax.__version__, sizes=sizes)
     best = programs.begin(keys)
     times = []
     for number in range(given.repetitions + 1):  # the first one compiles
@@ -185,15 +162,7 @@ def main(given: Args) -> None:
     record["training"]["fresh_levels_s"] = sampling * given.num_envs / 2 / num_levels
     print(record["training"], flush=True)
 
-    record["peak_bytes"] = {}
-    for number in given.candidates:
-        command = [sys.executable, __file__, "--memory-of", str(number), "--network", given.network]
-        command += ["--compute-dtype", given.compute_dtype]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        record["peak_bytes"][number] = int(done.stdout.split()[-1])
-        print(number, "candidates:", record["peak_bytes"][number] / 1e6, "MB", flush=True)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    report.write(given.out, record)
 
 
 if __name__ == "__main__":

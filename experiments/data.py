@@ -29,7 +29,7 @@ class Figure(NamedTuple):
 
 class Data:
     """What the runs have logged. A score is 0 for a random policy and 1 for a good one, with a value for each seed. The
-    preset says which key is the performance, and how a run's performance is scaled."""
+    preset says which key is the performance, and which performances of a run are scores 0 and 1."""
 
     def __init__(self, p: Any, folder: Path):
         self.p, self.folder = p, folder
@@ -40,13 +40,6 @@ class Data:
             runs = [plots.read_lines(self.folder / part.name) for part in run.parts or (run,)]
             self._lines[run.name] = together(runs) if run.parts else runs[0]
         return self._lines[run.name]
-
-    def key(self, run: Cell) -> str:
-        return "charts/negative_distance" if run.script == "stochastic_opt" else self.p.performance
-
-    def scale(self, run: Cell) -> tuple[float, float]:
-        """The performances that are scores 0 and 1; on the bowl, performance is the score."""
-        return (0.0, 1.0) if run.script == "stochastic_opt" else self.p.scale(run)
 
     def finished(self, run: Cell) -> bool:
         lines = self.lines(run)
@@ -69,7 +62,7 @@ class Data:
         lines = self.lines(run)
         if clock:
             lines = [line | {"global_step": np.mean(line["time"])} for line in lines]
-        x, y = plots.series(lines, key or self.key(run))
+        x, y = plots.series(lines, key or self.p.performance)
         if run.source is not None:
             flags = dict(run.source.flags)
             x = x + run.source_update * flags["num_envs"] * flags["num_steps"]
@@ -82,8 +75,8 @@ class Data:
         """The score over a part of the run -> [seeds]. A seed that has diverged by then scores as a random policy."""
         if not self.finished(run):
             return np.full(1, np.nan)
-        low, high = self.scale(run)
-        means = plots.mean_and_ci(self.part(run, key or self.key(run), begin, end).T)[0]
+        low, high = self.p.scale(run)
+        means = plots.mean_and_ci(self.part(run, key or self.p.performance, begin, end).T)[0]
         return np.where(self.diverged(run, end), 0.0, (means - low) / (high - low))
 
     def diverged(self, run: Cell, end: float = 1.0) -> np.ndarray:

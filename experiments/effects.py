@@ -7,13 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from common.run.arguments import UsageError
-
 Outcome = Literal["holds", "does not hold", "open", "not applicable", "reported"]
 FEWEST = 3  # seeds: two would often agree by chance, and an interval without width would decide
 REPETITIONS = 2000  # of the bootstrap
 WELCH = "difference of means, Welch's 95 % interval"
-BOOTSTRAP = "95 % interval of a bootstrap that draws seeds anew within each game (rliable)"
+BOOTSTRAP = "95 % interval of a bootstrap that draws seeds anew within each game"
 
 
 class Effect(NamedTuple):
@@ -79,31 +77,16 @@ def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, level: flo
     return Effect(what, estimate, low, high, samples=(a, b), how=WELCH, **wanted)
 
 
-def rliable() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from rliable import library
-    except ImportError:
-        raise UsageError("intervals over games need rliable; pip install -r requirements-figures.txt") from None
-    return library
-
-
 def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Computes a statistic of one or more score matrices [seeds, games, ...] and its 95 % interval, by resampling seeds
-    within each game. -> estimate, low, high, of the statistic's shape. Not finite if a score is missing."""
-    estimate = np.atleast_1d(statistic(*scores))
+    within each game (Agarwal et al. 2021). -> estimate, low, high, of the statistic's shape. Not finite if a score is
+    missing."""
+    estimate, rng = np.atleast_1d(statistic(*scores)), np.random.default_rng(0)
     if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < FEWEST:
         return estimate, *np.full((2, *estimate.shape), np.nan)
-    before = np.random.get_state()
-    np.random.seed(0)  # rliable draws from the global generator, even if given a random_state
-    try:
-        _, interval = rliable().get_interval_estimates(
-            {"x": scores[0] if len(scores) == 1 else scores}, lambda *x: np.atleast_1d(statistic(*x)), reps=REPETITIONS
-        )
-    finally:
-        np.random.set_state(before)
-    return estimate, *interval["x"]
+    draw = lambda x: x[rng.integers(len(x), size=x.shape[:2]), np.arange(x.shape[1])]  # noqa: E731
+    found = [np.atleast_1d(statistic(*map(draw, scores))) for _ in range(REPETITIONS)]
+    return estimate, *np.percentile(found, [2.5, 97.5], axis=0)
 
 
 def iqm(scores: np.ndarray, axis: int | None = None) -> np.ndarray:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from common.run.checkpoints import checkpoint_updates
 ROOT = Path(__file__).parents[1]
 State = Literal["finished", "interrupted", "missing"]
 Say = Callable[[str], None]
-POLL = 1.0  # seconds between two looks at a run that another process makes
+POLL = 0.1  # seconds between two looks at the runs
 
 
 @dataclass(frozen=True)
@@ -134,105 +133,90 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
     beside its folder. What starts from a run that is in progress, here or in another process, waits for it. Ctrl-C or
     SIGTERM makes all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one
-    to run next on the same cores. -> what failed, a line each."""
+    to run next. -> what failed, a line each."""
     waiting = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
-    total, done, began, failed = len(waiting), 0, time.perf_counter(), []
-    mine, told = {cell.name for cell in waiting}, set()  # names: to be run or running here; of runs that are waited for
-    processes: list[subprocess.Popen] = []
-    choosing, stopping = threading.Lock(), threading.Event()
+    running: list[tuple[Cell, subprocess.Popen, set[int], float]] = []
+    total, began, failed = len(waiting), time.perf_counter(), []
+    free = shares(min(jobs, total))
+
+    def tell(what: str, left: bool = False) -> None:
+        ended = total - len(waiting) - len(running)
+        minutes = (time.perf_counter() - began) / 60 / max(1, ended) * (total - ended)
+        say(f"[{ended}/{total}] {what}" + f"; about {minutes:.0f} min left" * left)
+
+    def follow(cell: Cell) -> None:
+        following = then(cell)
+        waiting[:0] = [following] if following else []
 
     def choose() -> Cell | None:
-        """The next cell whose source is finished; None if there is none left."""
-        while not stopping.is_set():
-            with choosing:
-                for cell in list(waiting):
-                    source = cell.source
-                    # Before its state: a source may be finished in between.
-                    here = source is not None and source.name in mine
-                    elsewhere = source is not None and not here and _busy(source, folder)
-                    if source is None or state(source, folder) == "finished":
-                        waiting.remove(cell)
-                        return cell
-                    if elsewhere and source.name not in told:
-                        say(f"waiting for {source.name}, which another process is running")
-                        told.add(source.name)
-                    elif not here and not elsewhere:
-                        waiting.remove(cell)
-                        mine.discard(cell.name)
-                        failed.append(f"{cell.name}: not started, {source.name} is not finished")
-                if not waiting:
-                    return None
-            stopping.wait(POLL)
+        """Takes the next cell that need not wait; gives up what starts from a run that has failed."""
+        for cell in list(waiting):
+            source = cell.source
+            here = source in waiting or any(source == run[0] for run in running)
+            going = source is not None and (
+                here or alive(folder / source.name)
+            )  # before its state: it may end in between
+            ready = source is None or state(source, folder) == "finished"
+            if ready or not going:
+                waiting.remove(cell)
+            if ready:
+                return cell
+            if not going:
+                failed.append(f"{cell.name}: not started, {source.name} is not finished")
         return None
 
-    def work(cores: set[int]) -> None:
-        nonlocal done
-        following: Cell | None = None
-        while cell := following or choose():
-            start, following = time.perf_counter(), None
-            try:
-                with choosing:  # or a run that has just begun might not be told to stop
-                    if stopping.is_set():
-                        return
-                    process = _start(cell, folder, cores)
-                    processes.extend([process] if process else [])
-                code = process.wait() if process else None
-            except (OSError, UsageError) as error:
-                failed.append(f"{cell.name}: {error}")
-                continue
-            finally:
-                mine.discard(cell.name)
-            finished = code == 0 or (process is None and state(cell, folder) == "finished")
-            following = then(cell) if finished else None
-            done += following is None
-            if code == 0:
-                left = (time.perf_counter() - began) / max(1, done) * (total - done)
-                seconds = time.perf_counter() - start
-                say(f"[{done}/{total}] {cell.name}: {seconds:.0f} s; about {left / 60:.0f} min left")
-            elif process is None and not finished:
-                say(f"[{done}/{total}] {cell.name}: left out, another process is running it")
-            elif process is not None and not stopping.is_set():
-                failed.append(f"{cell.name}: exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
-                say(f"[{done}/{total}] failed: {failed[-1]}")
-
-    threads = [threading.Thread(target=work, args=(cores,)) for cores in shares(min(jobs, total))]
-    try:
-        for thread in threads:
-            thread.start()
-        with signals_interrupt():
-            for thread in threads:
-                thread.join()
-    except KeyboardInterrupt:
-        with choosing:
-            stopping.set()
-        for process in processes:
-            if process.poll() is None:
+    with signals_caught() as caught:
+        try:
+            while (waiting or running) and not caught:
+                while free and not caught and (cell := choose()):
+                    try:
+                        process = _start(cell, folder, free[0])
+                    except OSError as error:
+                        failed.append(f"{cell.name}: {error}")
+                        continue
+                    if process is not None:
+                        running.append((cell, process, free.pop(0), time.perf_counter()))
+                    elif state(cell, folder) == "finished":
+                        follow(cell)
+                    else:
+                        tell(f"{cell.name}: left out, another process is running it")
+                for run in [run for run in running if run[1].poll() is not None]:
+                    cell, process, share, started = run
+                    running.remove(run)
+                    free.append(share)
+                    if process.returncode:
+                        log = folder / f"{cell.name}.log"
+                        failed.append(f"{cell.name}: exit code {process.returncode}: {_last_line(log)}")
+                        tell(f"failed: {failed[-1]}")
+                    else:
+                        follow(cell)
+                        tell(f"{cell.name}: {time.perf_counter() - started:.0f} s", left=True)
+                time.sleep(POLL)
+        finally:  # of a signal, or an error here
+            for _, process, *_ in running:
                 process.terminate()
-        for thread in threads:
-            thread.join()
-        raise
+            for _, process, *_ in running:
+                process.wait()
+    if caught:
+        raise KeyboardInterrupt
     return failed
 
 
 @contextlib.contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are a KeyboardInterrupt, as Ctrl-C is: the runs are in groups of their own, and would
+def signals_caught() -> Iterator[list[int]]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are only noted, in this list: the runs are in groups of their own, and would
     go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    here = threading.current_thread() is threading.main_thread()
+    caught: list[int] = []
     # Ignored signals (SIGHUP under nohup) stay ignored.
-    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, lambda number, frame: caught.append(number))
     try:
-        yield
+        yield caught
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is interrupt:
-                signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if caught and number == signal.SIGHUP else handler)
 
 
 def cores() -> list[int]:
@@ -261,7 +245,7 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
             return None
         except OSError:
             pass  # a file system without locks
-        if state(cell, folder) == "finished" or alive(folder / cell.name):
+        if state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -277,34 +261,16 @@ def launch(words: list[str], log: Any, cores: set[int], **environ: str) -> subpr
     # In its own group, which a terminal's Ctrl-C does not reach: the SIGTERM that follows would be the run's second
     # signal, at which it exits without saving.
     how = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "process_group": 0}
-    with bound(cores):
-        return subprocess.Popen([sys.executable, script, *words[2:]], env=os.environ | environ, **how)
-
-
-@contextlib.contextmanager
-def bound(cores: set[int]) -> Iterator[None]:
-    """Inside, this thread keeps to these cores, and so do the processes that it starts. (With `preexec_fn` a process
-    could deadlock once JAX has started its threads.)"""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    process = subprocess.Popen([sys.executable, script, *words[2:]], env=os.environ | environ, **how)
+    if cores and hasattr(os, "sched_setaffinity"):  # long before it starts threads, which inherit this
+        os.sched_setaffinity(process.pid, cores)
+    return process
 
 
 def alive(run: Path) -> bool:
-    """Whether a process is at work on a run, however it was started: it holds the lock of the run's source.py."""
-    return _locked(run / "source.py")
-
-
-def _busy(cell: Cell, folder: Path) -> bool:
-    """Whether a process is at work on a cell, or a runner has just started one."""
-    # The log first: what a runner has started is not asked for its own lock, which it may be about to take.
-    return _locked(folder / f"{cell.name}.log") or alive(folder / cell.name)
+    """Whether a process is at work on a run, however it was started: it holds the lock of the run's source.py. Or a
+    runner has just started one, which has inherited the lock of the log."""
+    return _locked(run.with_name(f"{run.name}.log")) or _locked(run / "source.py")
 
 
 def _locked(path: Path) -> bool:

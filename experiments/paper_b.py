@@ -46,7 +46,7 @@ SCALES = {f"{ON_HOST}{name}-v5": scale for name, scale in (ATARI_10 | MUJOCO).it
     f"{ON_HOST}BigfishHard-v0": (0.0, 40.0),
     f"{ON_HOST}StarpilotHard-v0": (1.5, 35.0),
 }
-SCALES |= {game: found[:2] for game, found in REFERENCES.items()}
+SCALES |= REFERENCES
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. Asterix spawns at random and Freeway draws its cars' speeds, so they keep 0.
 STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
@@ -219,7 +219,7 @@ class Games(Arms):
             total = dict(self.cells[key][0].flags)["total_timesteps"]
             x, columns = np.linspace(0, total, POINTS)[1:], []
             for run in self.cells[key]:
-                low, high = self.d.scale(run)
+                low, high = self.d.p.scale(run)
                 steps, y = self.d.curve(run)
                 known = [~np.isnan(seed) for seed in y.T]
                 values = [np.interp(x, steps[k], seed[k]) for k, seed in zip(known, y.T, strict=True)]
@@ -401,7 +401,7 @@ def second_half(d: Data, run: Cell) -> np.ndarray:
     """The score over all episodes of the second half of a run -> [seeds]"""
     if not d.finished(run):
         return np.full(1, np.nan)
-    key, half, (low, high) = "charts/num_episodes", run.num_updates / 2, d.scale(run)
+    key, half, (low, high) = "charts/num_episodes", run.num_updates / 2, d.p.scale(run)
     lines = [line for line in d.lines(run) if line["update"] > half and key in line]
     count, mean = (np.array([line[k] for line in lines], np.float64) for k in (key, d.p.performance))
     with np.errstate(invalid="ignore"):

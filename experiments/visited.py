@@ -58,10 +58,18 @@ def together(folder: Path, runs: tuple[Cell, ...]) -> dict[str, tuple[np.ndarray
     return {run.name: tuple(y.reshape(*x.shape[:2], 2) for y in of) for run, x, *of in parts}
 
 
+def umap() -> Any:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return importlib.import_module("umap")
+    except ImportError:
+        raise UsageError("maps of observations need umap; pip install -r requirements-figures.txt") from None
+
+
 def in_a_plane(x: np.ndarray) -> np.ndarray:
     """Projects x into a plane. [n, features] -> [n, 2]."""
     with warnings.catch_warnings(action="ignore"):
-        return importlib.import_module("umap").UMAP(random_state=0).fit_transform(x)
+        return umap().UMAP(random_state=0).fit_transform(x)
 
 
 def observations(folder: Path, run: Cell) -> np.ndarray:

@@ -162,19 +162,18 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand):
-    source = cell("source", seconds=5)
+    source = cell("source", seconds=2)
     RUNS.mkdir()
     words = shlex.split(grid.paste(source, RUNS))
     other = subprocess.Popen([sys.executable, *words[1:]]) if by_hand else grid._start(source, RUNS, set())
     wait_for(starts)
-    failed, said = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
+    failed, _ = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
     assert failed == [] and started() == ["source", "other", "after-other", "after"]  # meanwhile it does the rest
-    assert said.count("waiting for source, which another process is running") == 1
     assert other.wait() == 0 and grid.state(cell("after"), RUNS) == "finished"
 
 
 def test_a_run_that_was_started_by_hand_is_left_alone():
-    slow = cell("slow", seconds=5)
+    slow = cell("slow", seconds=2)
     words = shlex.split(grid.paste(slow, RUNS))
     RUNS.mkdir()
     pasted = subprocess.Popen([sys.executable, *words[1:]])

@@ -250,13 +250,3 @@ def test_a_policy_of_purejaxrl_is_played_as_its_network_says(tmp_path):
     assert suite.obs_shape == (10, 10, 4) and dist.nvec == (3,)
     args = ppo.Args(num_eval_episodes=4, eval_deterministic=True)
     assert purejaxrl.play(tmp_path, args) >= 0 and jax.devices()
-
-
-def test_another_version_of_purejaxrl_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "purejaxrl").mkdir()
-    (tmp_path / "purejaxrl" / "ppo.py").write_text("print('hello')")
-    with pytest.raises(SystemExit, match=r"ppo.py is not https://raw.githubusercontent.com/luchris429/purejaxrl/"):
-        purejaxrl.prepare(tmp_path)
-    with pytest.raises(SystemExit, match="give a checkout of PureJaxRL with --purejaxrl"):
-        purejaxrl.prepare(tmp_path / "nothing")

@@ -18,8 +18,7 @@ OF_B = [name for name in paper_b.FIGURES if name not in ("B2", "B9")]
 
 
 @pytest.fixture(autouse=True)
-def rliable(monkeypatch):
-    pytest.importorskip("rliable")
+def few_repetitions(monkeypatch):
     monkeypatch.setattr(effects, "REPETITIONS", 200)
 
 
