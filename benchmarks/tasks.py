@@ -53,7 +53,11 @@ GROUPS = {  # what the page says of each
     ),
     "classic": ("Classic control", "gymnax's tasks."),
     "control": ("Continuous control", "Tasks of brax and MuJoCo Playground. The references had five times the steps."),
-    "others": ("Other environments", "The reference of Craftax-Classic had ten times the steps."),
+    "others": (
+        "Other environments",
+        "The reference of Craftax-Classic had ten times the steps. LunarLander needs "
+        '`pip install "gymnasium[box2d]==1.3.0"`.',
+    ),
     "memory": ("Beside ppo.py", "Other scripts, and `ppo.py` with the same flags."),
 }
 
