@@ -22,13 +22,14 @@ def scan_mean(step: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
 
     Within the loop they are one vector: a GPU launches one program to keep it, rather than one per scalar.
     """
-    _, shapes = jax.eval_shape(step, carry, jax.tree.map(lambda x: x[0], inputs))
-    unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes))[1]
 
     def flat_step(carry: Any, x: Any) -> tuple[Any, jax.Array]:
+        nonlocal unravel
         carry, outputs = step(carry, x)
-        return carry, ravel_pytree(outputs)[0]
+        flat, unravel = ravel_pytree(jax.tree.map(jnp.float32, outputs))
+        return carry, flat
 
+    unravel = None
     carry, outputs = jax.lax.scan(flat_step, carry, inputs)
     return carry, unravel(outputs.mean(0))
 

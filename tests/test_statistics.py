@@ -110,7 +110,9 @@ def test_a_small_spread_around_a_large_mean_is_that_of_float64(number):
         normal = np.clip((x[0] - exact.mean(0)) / exact.std(0), -10, 10)
         np.testing.assert_allclose(statistics.normalise(x[0], stats)[..., 2:], normal[..., 2:], atol=5e-3)
         digit = np.spacing(np.abs(exact.mean(0)).astype(np.float32))
-        assert (np.abs(stats.mean - exact.mean(0)) <= np.maximum(2 * digit, 1e-5 * exact.std(0))).all()
+        # conftest.py's flags add 1,024 numbers one after another, which costs a digit after a bad guess.
+        small = np.array([1e-5, 1e-5, 1e-5, 1e-5, 1e-4]) * exact.std(0)
+        assert (np.abs(stats.mean - exact.mean(0)) <= np.maximum(2 * digit, small)).all()
         assert (np.abs(stats.var / exact.var(0) - 1) <= [1e-4, 1e-2, 1e-4, 1e-4, 1e-4]).all()
 
 
