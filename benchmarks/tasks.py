@@ -121,8 +121,9 @@ OTHERS = {
     "LunarLander": (
         200,
         "what counts as solved",
-        f"--env-id gymnasium/LunarLander-v3 --num-envs 64 --num-steps 128 --minibatch-size 1024 {TANH} --gamma 0.999 "
-        "--gae-lambda 0.98 --ent-coef 0.01 --total-timesteps 2000000",
+        "--env-id gymnasium/LunarLander-v3 --num-envs 64 --num-steps 128 --minibatch-size 256 --learning-rate 1e-3 "
+        "--activation tanh --no-layer-norm --no-clip-vloss --no-anneal-ent --update-epochs 4 --gamma 0.999 "
+        "--gae-lambda 0.98 --ent-coef 0.01 --norm-reward --total-timesteps 2000000",
     ),
 }
 # Task: the script beside ppo.py, flags of both.
