@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -39,7 +40,7 @@ from benchmarks.tasks import GROUPS, PEER, SAME, TABLE, Row
 from common.run import arguments, plots
 from common.run.arguments import UsageError
 from common.run.folder import write_atomically
-from experiments import grid
+from experiments import effects, grid
 
 POINTS = 40  # of a stored curve
 NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic"}  # of which a result does not depend
@@ -229,20 +230,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return tuple(map(float, plots.mean_and_ci(np.array(values, np.float64))))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Difference of two means, and half the width of its 95 % interval after Welch (NaN if either is of one value)."""
-    from scipy.special import stdtrit
-
-    apart = float(np.mean(ours) - np.mean(theirs))
-    if min(len(ours), len(theirs)) < 2:
-        return apart, float("nan")
-    parts = np.array([np.var(x, ddof=1) / len(x) for x in (ours, theirs)])
-    if parts.sum() == 0:
-        return apart, 0.0
-    freedom = parts.sum() ** 2 / (parts**2 / (np.array([len(ours), len(theirs)]) - 1)).sum()
-    return apart, float(stdtrit(freedom, 0.975) * np.sqrt(parts.sum()))
-
-
 def until(curve: Sequence[Sequence[float]], goal: float) -> float:
     """Seconds of training until its return is `goal`, between two points of the curve; infinite if it never is."""
     before = (0.0, None)
@@ -268,7 +255,7 @@ def number(value: float, like: float | None = None) -> str:
 def verdict(apart: float, width: float) -> str:
     """In words, where a difference to a reference leaves a row."""
     if np.isnan(width):
-        return "one seed: open"
+        return "too few seeds: open"
     if apart >= 0:
         return "reached"
     return "below, within the interval" if apart + width >= 0 else "**below**"
@@ -280,7 +267,8 @@ def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dic
         theirs = [run["sampled"] for run in runs_of(TABLE[row.against], stored)]
         if not theirs:
             return "–", ""
-        apart, width = difference(scores, theirs)
+        effect = effects.difference("", scores, theirs)
+        apart, width = effect.estimate, (effect.high - effect.low) / 2
         name = "PureJaxRL" if TABLE[row.against].script == PEER else f"`{TABLE[row.against].script}`"
         between = f"{'+' if apart > 0 else ''}{number(apart, np.mean(theirs))}"
         between += "" if np.isnan(width) else f" ± {number(width, np.mean(theirs))}"
@@ -318,6 +306,16 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
 
 
+def merged(commands: Sequence[str]) -> list[str]:
+    """Commands that differ only in their game of MinAtar are one, with {all of them}."""
+    games: dict[tuple[str, ...], list[str]] = {}
+    for command in dict.fromkeys(commands):
+        before, game, after = re.match(r"(.*?)(?:(\w+)-MinAtar(.*))?$", command).groups("")
+        games.setdefault((before, after), []).append(game)
+    braces = {k: f"{{{','.join(v)}}}" if len(v) > 1 else v[0] for k, v in games.items()}
+    return [before + (f"{braces[before, after]}-MinAtar{after}" if after else "") for before, after in games]
+
+
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
     """A group's part of the page: a table, and the commands."""
     tenth = any(len(runs_of(row, stored)) >= 10 for row in rows)
@@ -342,7 +340,7 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
         "",
         "```bash",
         *[f'SAME="{SAME}"'] * any("$SAME" in command for command in commands),
-        *dict.fromkeys(commands),
+        *merged(commands),
         "```",
         "",
         "</details>",
@@ -365,7 +363,7 @@ References are other people's numbers, with their own protocols, unless a script
 [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. The verdict is on
 our sampled actions, which mostly score less; published scores are of most probable actions, for which we have a column.
 "Reached": our mean is not lower, though the seeds may allow a lower one. "Below, within the interval": it is lower, and
-the seeds allow an equal one; **below**: they do not."""
+the seeds allow an equal one; **below**: they do not. Of games in {braces} a command takes one."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:

@@ -183,10 +183,13 @@ def test_statistics():
     mean, width = learning.interval([1, 2, 3, 4])
     assert mean == 2.5 and math.isclose(width, 3.182446 * math.sqrt(5 / 3 / 4), rel_tol=1e-6)  # t, 3 degrees
     assert learning.interval([7])[0] == 7 and math.isnan(learning.interval([7])[1])
-    # Welch: variances 1 / 3 and 4 / 3, degrees (5/3)² / ((1/3)² / 2 + (4/3)² / 2) = 2.941; t = 3.2207
-    apart, width = learning.difference([1, 2, 3], [4, 6, 8])
-    assert apart == -4 and math.isclose(width, 3.2207 * math.sqrt(5 / 3), rel_tol=1e-3)
-    assert learning.difference([1, 1], [2, 2]) == (-1, 0) and math.isnan(learning.difference([1], [2, 3])[1])
+
+
+def test_commands_that_differ_only_in_their_game_are_one():
+    a, b, c = (
+        f"python ppo.py --env-id {game} --seed S" for game in ("Asterix-MinAtar", "Freeway-MinAtar", "Pong-misc")
+    )
+    assert learning.merged([a, c, b, a]) == ["python ppo.py --env-id {Asterix,Freeway}-MinAtar --seed S", c]
 
 
 def test_seconds_until_a_return():
