@@ -13,6 +13,7 @@ experiment, with a control and paired seeds. Its rules are in clinic/. See docs/
 import common.run.early  # noqa: F401 (before JAX)
 
 # isort: split
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +219,7 @@ def intervene(args: Args, source: str) -> None:
     if missing and not args.fresh and grid.alive(found):
         raise UsageError(f"--intervene {source}: the run is in progress; wait for its end, or take --fresh")
     if args.dry_run:
-        return print("\n".join(grid.paste(cell, folder) for cell in missing))
+        return print("\n".join(shlex.join(grid.command(cell, folder)) for cell in missing))
     if missing:
         say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
     failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)

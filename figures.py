@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from tyro.conf import Positional, arg
 
 from benchmarks.report import git
@@ -104,12 +103,16 @@ def main(args: Args) -> None:
     missing = [cell for cell in cells if grid.state(cell, folder) != "finished"]
     if args.dry_run:
         for cell in missing:
-            print(grid.paste(cell, folder))
+            print(shlex.join(grid.command(cell, folder)))
         return say(f"{len(missing)} of {len(cells)} runs are missing")
     if args.launch == "slurm" and missing:
         print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60])))
         return say(
             f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
+        )
+    if args.launch == "none" and len(missing) == len(cells):
+        raise UsageError(
+            f"--launch none: none of the {len(cells)} runs is finished in {folder}; leave it out to run them"
         )
     try:  # this and the next fail now, not after hours of runs
         Path(args.results_dir).mkdir(parents=True, exist_ok=True)
@@ -186,9 +189,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
         "jax": record["versions"].get("jax"),
         **{key: record.get(key) for key in ("git_commit", "git_dirty", "started", "machine", "devices")},
         "measure": data.p.performance,
-        "final": plots.mean_and_ci(data.part(cell, data.p.performance, 0.9, 1.0).T)[
-            0
-        ],  # in some updates no episode ends
+        "final": plots.mean_and_ci(data.part(cell, data.p.performance, 0.9, 1.0).T)[0],  # not each update ends episodes
         "curve": {"step": x[thin], "mean": mean[thin], "ci95": width[thin]},
     }
 
@@ -202,15 +203,8 @@ def write(out: Path, value: dict[str, Any]) -> None:
 
 def rounded(value: Any) -> Any:
     """Prepares a value for JSON: rounds to six digits and turns what is not finite into null."""
-    if isinstance(value, dict):
-        return {str(k): rounded(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(v) for v in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return rounded(value.tolist())
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    return value
+    text = json.dumps(value, default=lambda array: array.tolist())
+    return json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"), parse_constant=lambda _: None)
 
 
 def list_figures(args: Args) -> None:
@@ -228,7 +222,7 @@ def list_figures(args: Args) -> None:
                 found = ""
             there.append(f"{preset} {done}/{len(cells)} runs{found}")
         scripts = " ".join(sorted({f"{cell.script}.py" for cell in cells}))
-        print(f"{name:>4}  {FIGURES[name].title} ({scripts})\n      {'; '.join(there)}")
+        print(f"{name:>4}  {FIGURES[name].title} ({scripts})\n      {FIGURES[name].claim}\n      {'; '.join(there)}")
 
 
 if __name__ == "__main__":

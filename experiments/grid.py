@@ -52,24 +52,17 @@ def named(
     script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int, source: Cell | None = None, at: int = 0
 ) -> Cell:
     """Makes a cell, whose name tells a reader what varies and whose hash covers everything else."""
-    items = tuple(flags.items())
-    digest = hashlib.sha256(repr((sorted(items), source and source.name, at)).encode()).hexdigest()[:8]
-    words = [
-        script,
-        *(f"{name}-{value}".replace("/", "-") for name, value in varied.items()),
-        *(["continued"] if source else []),
-        digest,
-    ]
-    return Cell(script, "_".join(words), items, updates, source, at)
+    digest = hashlib.sha256(repr((sorted(flags.items()), source and source.name, at)).encode()).hexdigest()[:8]
+    told = [f"{name}-{value}".replace("/", "-") for name, value in varied.items()]
+    words = [script, *told, *(["continued"] if source else []), digest]
+    return Cell(script, "_".join(words), tuple(flags.items()), updates, source, at)
 
 
 def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int) -> Cell:
     """Makes a cell with a run for each of the flags' seeds."""
     first, count = flags.get("seed", 0), flags["num_seeds"]
-    runs = tuple(
-        named(script, flags | one, varied | {"seed": one["seed"]}, updates)
-        for one in ({"seed": seed, "num_seeds": 1} for seed in range(first, first + count))
-    )
+    one = lambda seed: named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)  # noqa: E731
+    runs = tuple(map(one, range(first, first + count)))
     return replace(named(script, flags, varied, updates), parts=runs)
 
 
@@ -103,15 +96,6 @@ def spelled(flags: dict[str, Any]) -> list[str]:
         else:
             words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
     return words
-
-
-def paste(cell: Cell, folder: Path) -> str:
-    """Returns the command as a shell line. It first removes what a run left that stopped before its first checkpoint,
-    which would be in its way. Of a run that another process is at work on it is a comment."""
-    if alive(folder / cell.name):
-        return f"# another process is at work on {folder / cell.name}"
-    remains = state(cell, folder) == "missing" and (folder / cell.name).exists()
-    return (f"rm -r {shlex.quote(str(folder / cell.name))} && " if remains else "") + shlex.join(command(cell, folder))
 
 
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
@@ -153,9 +137,8 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
         for cell in list(waiting):
             source = cell.source
             here = source in waiting or any(source == run[0] for run in running)
-            going = source is not None and (
-                here or alive(folder / source.name)
-            )  # before its state: it may end in between
+            # Before its state: it may end in between.
+            going = source is not None and (here or alive(folder / source.name))
             ready = source is None or state(source, folder) == "finished"
             if ready or not going:
                 waiting.remove(cell)

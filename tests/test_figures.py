@@ -430,7 +430,8 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     assert [line.split()[0] for line in text.splitlines() if line.endswith(".py)")] == list(figures.FIGURES)
     assert "preset laptop: Pendulum-v1" in text and "preset gpu: SFL" in text
     _, _, after = text.partition("  5a  COM (ppo_ewma.py)\n")
-    assert after.splitlines()[0].split("; ") == [
+    claim, there, *_ = after.splitlines()
+    assert claim.strip() == FIGURES["5a"].claim and there.split("; ") == [
         f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold",
         *(f"{preset} 0/6 runs" for preset in ("breakout", "gpu", "paper")),
     ]  # fmt: skip
@@ -446,6 +447,12 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, t
     assert sorted(out.splitlines()) == sorted(shlex.join(grid.command(c, tmp_path / "laptop")) for c in missing)
     assert len(missing) == 9 and "9 of 10 runs are missing" in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
+
+
+def test_no_picture_is_drawn_of_nothing(monkeypatch, tmp_path, no_runs):
+    with pytest.raises(SystemExit) as refused:
+        call(monkeypatch, "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path)
+    assert refused.value.code == 2 and not any(tmp_path.glob("fig*"))
 
 
 def test_the_slurm_arrays_hold_the_commands_of_the_runs(monkeypatch, tmp_path, no_runs, capsys):

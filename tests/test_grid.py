@@ -164,7 +164,7 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
 def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand):
     source = cell("source", seconds=2)
     RUNS.mkdir()
-    words = shlex.split(grid.paste(source, RUNS))
+    words = grid.command(source, RUNS)
     other = subprocess.Popen([sys.executable, *words[1:]]) if by_hand else grid._start(source, RUNS, set())
     wait_for(starts)
     failed, _ = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
@@ -174,13 +174,12 @@ def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand)
 
 def test_a_run_that_was_started_by_hand_is_left_alone():
     slow = cell("slow", seconds=2)
-    words = shlex.split(grid.paste(slow, RUNS))
+    words = grid.command(slow, RUNS)
     RUNS.mkdir()
     pasted = subprocess.Popen([sys.executable, *words[1:]])
     wait_for(starts)
     failed, said = run(slow, cell("other"))
     assert failed == [] and any("slow: left out, another process is running it" in line for line in said)
-    assert grid.paste(slow, RUNS) == "# another process is at work on runs/slow"
     assert pasted.wait() == 0 and sorted(started()) == ["other", "slow"]  # and its folder was not removed
     assert grid.state(slow, RUNS) == "finished"
     broken_off("a", 5)  # an old run, with its source.py, which nobody is at work on
@@ -229,14 +228,6 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
     assert sorted(started()) == ["a", "b"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["interrupted", "interrupted", "missing"]
     assert json.loads(Path("runs/a/summary.json").read_text())["updates"] < 10  # it got to its end
-
-
-def test_a_pasted_command_clears_what_was_broken_off_before_its_first_checkpoint():
-    (RUNS / "a/checkpoints").mkdir(parents=True)
-    (RUNS / "a/args.json").write_text("{}")
-    subprocess.run(["bash", "-c", grid.paste(cell("a"), RUNS).replace("python", sys.executable)], check=True)
-    assert grid.state(cell("a"), RUNS) == "finished"
-    assert grid.paste(cell("b"), RUNS) == shlex.join(grid.command(cell("b"), RUNS))
 
 
 # Slurm
