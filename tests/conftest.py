@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+from dataclasses import replace
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
 # and with XLA's fusion emitters they would take three times as long to compile.
@@ -28,7 +29,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from common import envs
 from common.actions import Box, Categorical, Discrete
-from common.run import devices
+from common.run import devices, memory
 from experiments import grid
 
 # A job in the background, such as CI under nohup, ignores Ctrl-C, and so would all that it starts.
@@ -70,6 +71,33 @@ def build(script, toy, args):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, "make_suite", lambda *_: toy)
         return script.build(args)
+
+
+BUILT: dict = {}  # what `reusing` keeps: by script and arguments what it built, by its functions their programs
+# Flags that are no part of a program.
+PLACES = dict(resume=None, run_name=None, runs_dir="runs", init_from=None, fresh_critic=False, plasticity_every=10)
+
+
+def reusing(patch, script):
+    """A script that starts again with the same flags has what it built and compiled before."""
+    build, compile_update = script.build, memory.compile_update
+
+    def built(args):
+        places = {name: value for name, value in PLACES.items() if hasattr(args, name)}
+        key = script.__name__, replace(args, **places)
+        if key not in BUILT:
+            BUILT[key] = build(args)
+        used, *rest = BUILT[key]
+        return replace(used, **{name: getattr(args, name) for name in places}), *rest
+
+    def compiled(*functions_and_inputs):
+        key = tuple(map(id, functions_and_inputs[:2]))
+        if key not in BUILT:
+            BUILT[key] = compile_update(*functions_and_inputs)
+        return BUILT[key]
+
+    patch.setattr(script, "build", built)
+    patch.setattr(memory, "compile_update", compiled)
 
 
 class Training:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gymnax  # noqa: F401  (before jax.jit is taken away)
 import pytest
+from conftest import reusing
 from test_runs import metrics_of, same
 
 import ppo
@@ -102,6 +103,7 @@ def straight(tmp_path_factory):
     """A run from start to end, keeping all its checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
+        reusing(patch, ppo)
         call(patch, *SMALL.split(), "--runs-dir", folder, "--run-name", "straight", "--keep-checkpoints", 0)
     return folder / "straight"
 
@@ -115,6 +117,7 @@ def test_a_killed_run_continues_bit_for_bit(straight, monkeypatch, capsys):
     time.sleep(random.uniform(0, 0.2))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
+    reusing(monkeypatch, ppo)
     call(monkeypatch, "--resume", path)
     assert "resuming after update" in capsys.readouterr().err
     ours, theirs = state_of(path), state_of(straight)

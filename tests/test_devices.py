@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import Noise, Training, differ, leaves_close, on_devices
 from jax.sharding import PartitionSpec as P
-from test_every_script import SCRIPTS
+from test_every_script import OWN_UPDATE, SCRIPTS
 
 from common.actions import Discrete
 
@@ -31,7 +31,7 @@ def rows_of(script, args):
     return script.Batch(**{name: known[name] for name in script.Batch._fields})
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*OWN_UPDATE, "ppo_ewma"])
 def test_one_and_eight_devices_take_the_same_steps(monkeypatch, name):
     """Also where a predictor learns, and from relabelled rows."""
     script, flags = SCRIPTS[name]

@@ -120,6 +120,7 @@ def straight(tmp_path_factory):
     return folder / "straight"
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_run(straight):
     assert [path for path in straight.parent.iterdir() if path.is_dir()] == [straight]
     names = {"args.json", "metrics.jsonl", "source.py", "summary.json", "curve.png", "checkpoints"}
@@ -131,6 +132,7 @@ def test_two_processes_make_one_run(straight):
     assert record["args"]["num_devices"] == len(record["devices"]) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straight, tmp_path):
     monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
     run_main(ppo.train, ppo.Args)

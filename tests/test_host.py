@@ -190,6 +190,7 @@ def test_the_same_seed_gives_the_same_run_and_each_chunk_has_its_own_environment
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (ends[0], ends[2])), strict=True))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_path, capsys):
     args = ppo.Args(
         **SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=4 * 48, checkpoint_every=2, runs_dir=str(tmp_path)
@@ -250,7 +251,8 @@ print(after_the_trial, len(os.listdir({str(tmp_path)!r})))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(tmp_path, number):
     """As from a terminal, or Slurm: they would die in the middle of the update."""
     words = "--env-id gymnasium/CartPole-v1 --num-envs 3 --num-steps 8 --minibatch-size 12 --hidden-sizes 8 "
@@ -372,6 +374,7 @@ def bare(name, actions, seed, **kwargs):
 GAMES = {"CartPole-v1": dict(max_episode_steps=25), "Breakout-v5": dict(episodic_life=True, reward_clip=True)}
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("name", GAMES)
 def test_envpool_plays_as_in_its_own_loop(monkeypatch, name):
     pytest.importorskip("envpool")
@@ -394,6 +397,7 @@ def test_envpool_plays_as_in_its_own_loop(monkeypatch, name):
         assert (outs.episode.done == (ends & (theirs["lives"] == 0))).all() and outs.episode.done.any()
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("name, seen", [
     ("MiniGrid-Empty-5x5-v0", ((7, 7, 3), np.int8)),  # symbols and no pixels
     ("LeapCubeReorient-v1", ((57,), np.float32)),  # without what is for the critic alone
@@ -404,6 +408,7 @@ def test_the_policy_sees_its_part_of_a_dict(name, seen):
     assert (env.obs_shape, env.obs_dtype) == seen
 
 
+@pytest.mark.optional
 def test_what_envpool_does_not_know_is_one_line():
     pytest.importorskip("envpool")
     with pytest.raises(UsageError, match="envpool has no Pnog-v5; did you mean Pong-v5"):
@@ -412,6 +417,7 @@ def test_what_envpool_does_not_know_is_one_line():
         envs.make("envpool/CartPole-v1", 2, env_kwargs='{"batch_size": 1}')
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("name", ["StarpilotEasy-v0", "Catch-v0", "tabular/CliffWalking-v0", "Highway-v0"])
 def test_a_limit_that_cuts_nothing_is_refused(name):
     """With it envpool would call every later end a truncation."""
@@ -420,6 +426,7 @@ def test_a_limit_that_cuts_nothing_is_refused(name):
         envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 5}')
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("name", ["FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Pendulum-v1"])
 def test_a_limit_that_is_not_refused_cuts(name):
     pytest.importorskip("envpool")

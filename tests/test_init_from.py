@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from conftest import differ, same
+from conftest import differ, reusing, same
 from test_runs import metrics_of as lines_of
 
 import ppo
@@ -23,7 +23,6 @@ CARTPOLE = (
 )
 SMALL = "--env-id CartPole-v1 --num-envs 6 --num-steps 8 --hidden-sizes 8 --total-timesteps 48"
 BASE = "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"  # 6 updates of 8 minibatches each
-NEXT = "--total-timesteps 32 --seed 1"  # one update
 
 
 class Started(Exception):
@@ -51,6 +50,7 @@ def call(script, folder, *flags, stop=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags), "--runs-dir", str(folder)])
         patch.setattr(runs.Run, "restore", spy)
+        reusing(patch, script)
         try:
             run_main(script.train, script.Args)
         except Started:
@@ -77,6 +77,7 @@ def resumed(script, straight, folder, after, *flags):
     (folder / "metrics.jsonl").write_text("".join(lines[:after]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder), *flags])
+        reusing(patch, script)
         run_main(script.train, script.Args)
     return folder
 
@@ -97,42 +98,42 @@ def shared(learner):
 
 
 def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(of_ewma, tmp_path):
-    """With nothing learned, the proximal policy comes nearer by a factor of 9/10 in each of 8 minibatches."""
-    flags = [*CARTPOLE.split(), *NEXT.split(), "--com", 9, "--init-from", f"{of_ewma.path}@4", "--learning-rate", 1e-30]
+    """With nothing learned, the proximal policy comes nearer by a factor of 9/10 in each of 16 minibatches."""
+    flags = [*CARTPOLE.split(), *BASE.split(), "--com", 9, "--init-from", f"{of_ewma.path}@4", "--learning-rate", 1e-30]
     run = call(ppo_ewma, tmp_path, *flags)
-    old, new = run.start, learner_at(run, 1)
+    old, new = run.start, learner_at(run, 2)
     same(old, learner_at(of_ewma, 4))
     assert differ(old.proximal.params, old.params) and differ(old, learner_at(of_ewma, 2))
     assert old.proximal.weight == pytest.approx(sum(0.8**k for k in range(33)), rel=1e-5)
     same(new.params, old.params)
     jax.tree.map(
         lambda theta, before, after: np.testing.assert_allclose(
-            after - theta, (before - theta) * 0.9**8, rtol=1e-3, atol=1e-6
+            after - theta, (before - theta) * 0.9**16, rtol=1e-3, atol=1e-6
         ),
         old.params, old.proximal.params, new.proximal.params,
     )  # fmt: skip
-    expected = old.proximal.weight * 0.9**8 + sum(0.9**k for k in range(8))
+    expected = old.proximal.weight * 0.9**16 + sum(0.9**k for k in range(16))
     assert new.proximal.weight == pytest.approx(expected, rel=1e-5)
 
 
 def test_from_a_run_of_ppo_the_proximal_policy_starts_as_the_policy(of_ppo, tmp_path):
     """And it does train: the two must not share their memory, which each update is given to write in."""
-    run = call(ppo_ewma, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--com", 4, "--init-from", of_ppo.path)
+    run = call(ppo_ewma, tmp_path, *CARTPOLE.split(), *BASE.split(), "--com", 4, "--init-from", of_ppo.path)
     same(shared(run.start), shared(learner_at(of_ppo, 6)))
     same(run.start.proximal.params, run.start.params)
     assert run.start.proximal.weight == 1
-    trained = learner_at(run, 1)
+    trained = learner_at(run, 2)
     assert differ(trained.params, run.start.params) and differ(trained.proximal.params, trained.params)
-    assert trained.proximal.weight == pytest.approx(sum(0.8**k for k in range(9)), rel=1e-5)
+    assert trained.proximal.weight == pytest.approx(sum(0.8**k for k in range(17)), rel=1e-5)
 
 
 def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
-    run = call(ppo, tmp_path, *CARTPOLE.split(), *NEXT.split(), "--init-from", of_ewma.path)
+    run = call(ppo, tmp_path, *CARTPOLE.split(), *BASE.split(), "--init-from", of_ewma.path)
     saved = learner_at(of_ewma, 6)
     same(shared(run.start), shared(saved))
     assert not hasattr(run.start, "proximal")
-    trained = learner_at(run, 1)
-    assert differ(trained.params, saved.params) and trained.opt_state.count == saved.opt_state.count + 8
+    trained = learner_at(run, 2)
+    assert differ(trained.params, saved.params) and trained.opt_state.count == saved.opt_state.count + 16
 
 
 def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path):
@@ -175,7 +176,7 @@ def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):
 
 
 def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, tmp_path):
-    flags = (*CARTPOLE.split(), *NEXT.split(), "--seed", 2, "--run-name")
+    flags = (*CARTPOLE.split(), *BASE.split(), "--run-name")
     new, taken = call(ppo, tmp_path, *flags, "new", stop=True).start, learner_at(of_ppo, 6)
     mixed = call(ppo, tmp_path, *flags, "mixed", "--init-from", of_ppo.path, "--fresh-critic", stop=True).start
     params, critic = [learner.params["params"] for learner in (new, taken, mixed)], {"critic", "critic_encoder"}

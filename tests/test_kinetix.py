@@ -10,6 +10,7 @@ import pytest
 from common.suites import kinetix
 
 pytest.importorskip("kinetix")
+pytestmark = pytest.mark.slow
 
 BODY = 4  # the first polygon after the four walls: the green one in every locomotion level
 GOAL = 0  # the blue circle
@@ -55,7 +56,6 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.slow
 def test_level_set_is_fixed(env, tmp_path, monkeypatch):
     assert_same(env.levels, kinetix.make("locomotion", num_levels=4).levels)  # from the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -149,7 +149,6 @@ def test_frames(env, start):
     assert pictures[0].std() > 0 and (pictures[0] != pictures[1]).any()
 
 
-@pytest.mark.slow
 def test_random_levels(cache):
     """The evaluation level follows from the index alone, and a step gives back the types that a reset gives."""
     env = kinetix.make("s")
@@ -186,7 +185,6 @@ def test_without_kinetix(monkeypatch):
     assert error.value.name == "kinetix"
 
 
-@pytest.mark.slow
 def test_packed_levels_are_the_levels(cache):
     """Bit for bit, in all leaves; what is left out is what no sampled level has otherwise."""
     env = kinetix.make_entities("s")
@@ -202,7 +200,6 @@ def test_packed_levels_are_the_levels(cache):
     assert len(np.unique(packed, axis=0)) == 256
 
 
-@pytest.mark.slow
 def test_evaluation_levels_are_fixed_and_named(cache, monkeypatch):
     sampled = []
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import Toy, on_devices
+from conftest import Toy, on_devices, reusing
 from jax.sharding import PartitionSpec as P
 
 import ppo
@@ -253,6 +253,7 @@ def test_measuring_is_done_when_due_for_every_seed_and_changes_nothing_of_what_i
         "num_seeds": 2, "num_eval_episodes": 0, "runs_dir": str(tmp_path),
     }  # fmt: skip
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
+    reusing(monkeypatch, ppo)
     _, _, _, init, _, _, keys = ppo.build(ppo.Args(**flags))
     like, ends = init(keys), []
     for every, due in ((0, []), (2, [2, 4, 5])):

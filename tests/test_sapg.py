@@ -33,9 +33,9 @@ def test_one_block_is_ppo_to_the_last_bit():
     flags = dict(norm_obs=True, norm_reward=True, num_rollout_chunks=2, num_devices=2, target_kl=0.02)
     for script, own in ((ppo, {}), (sapg, {"num_blocks": 1})):
         training = Training(script, Noise(NARROW), script.Args(**FLAGS | flags | own))
-        states, metrics, samples = training.run(3)
+        states, metrics, _ = training.run(3)
         raw = states[-1]._replace(key=jax.random.key_data(states[-1].key))
-        found.append((jax.tree.leaves(raw), metrics, training.measured(states[-1].learner, samples[-1])))
+        found.append((jax.tree.leaves(raw), metrics))
     same(*found)
     assert all(row["outer/kl"] > 0 for row in found[0][1])
 
@@ -198,6 +198,7 @@ def with_scaled_critic(params, scale, shift):
     return {"params": params["params"] | {"critic": head}}
 
 
+@pytest.mark.slow
 def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     """Two runs whose critics say the same, one of them in units of deviations of 2 from 3: the inner loop gets the same
     transitions and advantages. The statistics become those of all targets, and values and targets are in units of
@@ -365,19 +366,18 @@ def test_the_leader_is_evaluated(monkeypatch):
 # --adaptive-lr-kl
 
 
-@pytest.mark.parametrize("target_kl, epochs", [(None, 3), (1e-11, 2)])
-def test_each_epoch_has_the_learning_rate_that_the_one_before_gave(monkeypatch, target_kl, epochs):
+def test_each_epoch_has_the_learning_rate_that_the_one_before_gave(monkeypatch):
     """Here twice its own. Gradient descent with gradients cut to norm 0.01, which hardly turn: the update is as long as
     the sum of the rates says. An epoch that --target-kl leaves out changes nothing; in the first one the KL is 0."""
     monkeypatch.setattr(sapg, "ADAM", optax.identity())
     monkeypatch.setattr(sapg, "adapt_learning_rate", lambda args, rate, kl: 2 * rate)
-    flags = dict(num_minibatches=1, update_epochs=3, max_grad_norm=1e-2, adaptive_lr_kl=1.0, target_kl=target_kl)
+    flags = dict(num_minibatches=1, update_epochs=3, max_grad_norm=1e-2, adaptive_lr_kl=1.0, target_kl=1e-11)
     training = Training(sapg, Noise(Discrete((3,))), sapg.Args(num_blocks=1, **FLAGS | flags))
     _, rows, _ = training.run(2)
     for update, row in enumerate(rows):
-        rate = 1e-2 * 2 ** (epochs * update)
-        np.testing.assert_allclose(row["charts/learning_rate"], rate * 2**epochs, rtol=1e-6)
-        np.testing.assert_allclose(row["outer/update_norm"], rate * (2**epochs - 1) * 1e-2, rtol=1e-2)
+        rate = 1e-2 * 4**update
+        np.testing.assert_allclose(row["charts/learning_rate"], rate * 4, rtol=1e-6)
+        np.testing.assert_allclose(row["outer/update_norm"], rate * 3 * 1e-2, rtol=1e-2)
 
 
 def test_the_learning_rate_changes_beyond_half_and_twice_the_threshold_within_bounds():

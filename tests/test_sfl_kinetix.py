@@ -249,7 +249,7 @@ def test_what_comes_after_a_cut_or_the_last_step_has_its_own_value():
     np.testing.assert_array_equal(last_value, np.full(4, 2))
 
 
-@pytest.mark.parametrize("share, number, chunks", [(0.25, 2, 2), (1.0, 8, 1)])
+@pytest.mark.parametrize("share, number, chunks", [pytest.param(0.25, 2, 2, marks=pytest.mark.slow), (1.0, 8, 1)])
 def test_rho_of_the_environments_are_on_levels_of_the_buffer_and_no_fresh_level_comes_twice(share, number, chunks):
     """The levels that an update sees, by the numbers in its observations, of which the sample has all."""
     n = 32
@@ -453,6 +453,7 @@ def resumed(straight, stop, broken):
     return sfl_kinetix.train(Args(resume=str(broken)))
 
 
+@pytest.mark.slow
 def test_two_seeds_on_two_devices_in_chunks_are_resumed_between_two_searches(toy, tmp_path):
     """With the buffer that they had."""
     sizes = dict(minibatch_size=None, num_minibatches=2, num_envs=8, search_batch=None, num_candidates=512)
@@ -475,6 +476,7 @@ def test_as_many_devices_as_have_both_kinds_of_levels(num_envs, share, chunks, n
     assert share == 0 or 0 < args.from_buffer(env.num_envs) < env.num_envs
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch, straight):
     """The checkpoint is that of the update before, and the resumed run is the straight one."""
     scored = []
@@ -510,6 +512,7 @@ def start_of(args):
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_branch_begins_with_all_that_its_parent_had_learned(toy, straight):
     """After update 4 of 6, though its seed is another one. Without --com the proximal policy is left behind."""
     branch, kept = replace(toy, seed=1, init_from=f"{straight.path}@4"), straight.learners
@@ -523,6 +526,7 @@ def test_a_branch_begins_with_all_that_its_parent_had_learned(toy, straight):
     assert plain.proximal is None
 
 
+@pytest.mark.slow
 def test_without_a_buffer_nothing_is_searched_and_with_com_its_policy_is_the_first_proximal_one(toy, capsys):
     flags = dict(buffer_share=0.0, search_batch=None, total_timesteps=64 * 2, plasticity_every=0)
     run = sfl_kinetix.train(replace(toy, **flags))

@@ -26,6 +26,7 @@ from common.run.arguments import UsageError
 from experiments.references import reference_score
 from tuning import report, trials
 
+pytestmark = pytest.mark.optional
 ROOT = Path(__file__).parents[1]
 
 

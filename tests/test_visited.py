@@ -46,6 +46,7 @@ class Right(Toy):
         return state, self.observe(state), reward, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
 
 
+@pytest.mark.slow
 def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_path):
     """Each goes on from where it was saved: the time says from which, and the last action how good it is."""
     monkeypatch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Right(), num_envs))
