@@ -152,6 +152,22 @@ class Arms:
         found = [(k, self.d.curve(self.cells[k], key, **how)) for k in (self.cells if keys is None else keys)]
         return [Line((label or self.label)(k), x, y) for k, (x, y) in found if len(x)]
 
+    def panels(self, title: Callable[[Any], str], place: int = 0, **how: Any) -> dict[str, list[Line]]:
+        """A panel for each value at this place of the keys."""
+        of = {value: [k for k in self.cells if k[place] == value] for value in parts(self.cells, place)}
+        return {title(value): self.curves(keys=keys, **how) for value, keys in of.items()}
+
+
+def called(*flags: str) -> Callable[[Any], str]:
+    """Names an arm by its key, which is the value of one flag or those of several."""
+
+    def label(key: Any) -> str:
+        values = key if isinstance(key, tuple) else (key,)
+        named = zip(flags, values, strict=False)  # further values are not told
+        return " ".join(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}" for flag, value in named)
+
+    return label
+
 
 def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Joins samples of games -> [seeds, games]; a column of fewer seeds than others is NaN."""

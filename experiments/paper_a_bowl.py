@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.run import plots
-from experiments.data import FINAL, GAIN, Arms, Cells, Data, Figure, Shown
+from experiments.data import FINAL, GAIN, Arms, Cells, Data, Figure, Shown, called
 from experiments.grid import Cell, named
 from experiments.paper_a import FLAT, MARGIN, UNSMOOTHED, switched
 from experiments.pictures import Line, Picture
@@ -28,8 +28,7 @@ def bowl_cells(p: SimpleNamespace) -> Cells:
     return {rate: bowl(learning_rate=rate) for rate in RATES}
 
 
-def rate_label(rate: float) -> str:
-    return f"--learning-rate {rate:g}"
+rate_label = called("--learning-rate")
 
 
 def theory(arms: Arms) -> list[Line]:
