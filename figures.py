@@ -24,21 +24,16 @@ from tyro.conf import Positional, arg
 
 from benchmarks.report import git
 from common.run import arguments, plots
-from common.run.arguments import UsageError, flag
+from common.run.arguments import UsageError
 from common.run.command import main as run_main
 from common.run.folder import write_atomically
 from common.run.tracking import say
-from experiments import effects, grid, paper_a, paper_a_bowl, paper_a_gpu, paper_b, pictures, visited
+from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Cells, Data, each
 
-
-def in_order(name: str) -> tuple:
-    """A sort key: figures of paper A before those of paper B, then by number."""
-    return name.startswith("B"), int(re.match(r"\d*", name.removeprefix("B"))[0] or 99), name
-
-
-ALL = paper_a.FIGURES | paper_a_bowl.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
-FIGURES = {name: ALL[name] for name in sorted(ALL, key=in_order)}
+ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
+# Those of paper A first, then by number; BN last.
+FIGURES = {n: ALL[n] for n in sorted(ALL, key=lambda n: (n[0] == "B", int(re.sub(r"\D", "", n) or 99), n))}
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,8 @@ class Args:
 
     def again(self, *flags: str) -> list[str]:
         """The command line that makes these figures, with `flags` added."""
-        words = ["python", "figures.py", *self.names, "--preset", self.preset]
-        for name in ("runs_dir", "results_dir"):
-            if getattr(self, name) != getattr(Args, name):
-                words += [flag(name), getattr(self, name)]
-        return [*words, *flags]
+        folders = {n: getattr(self, n) for n in ("runs_dir", "results_dir") if getattr(self, n) != getattr(Args, n)}
+        return ["python", "figures.py", *self.names, "--preset", self.preset, *grid.spelled(folders), *flags]
 
     def output(self, name: str) -> Path:
         """The picture of a figure."""

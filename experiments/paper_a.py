@@ -1,11 +1,11 @@
-"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task: presets, runs, pictures
-and effects. Those on the bowl are in paper_a_bowl.py, those that need a GPU in paper_a_gpu.py. The table of figures is
-at the end."""
+"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task and on the bowl: presets,
+runs, pictures and effects. Those that need a GPU are in paper_a_gpu.py. The table of figures is at the end."""
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,29 +276,29 @@ def ddr_cells(p: Preset) -> Cells:
 def show_ddr(d: Data, cells: Cells) -> Shown:
     """A dot for each seed of each run: the median of its DDR and its best score, up to a budget. In the effects a
     sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those compared."""
-    budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
+    p, budgets = d.p, [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     # Long runs log more rarely than short ones, so lines are averaged over as many steps in all of them.
     flags = [dict(run.flags) for run in cells.values()]
     width = max(of["log_every"] * of["num_envs"] * of["num_steps"] for of in flags)
-    dots = {budget: np.stack([up_to(d, run, budget, width) for run in cells.values()]) for budget in budgets}
-    known = np.all([np.isfinite(xy).all((1, 2)) for xy in dots.values()], axis=0)  # not of diverged ones
-    dots = {budget: xy[known] if known.any() else xy for budget, xy in dots.items()}  # [runs, seeds, 2]
-    lines = []
-    for budget, xy in dots.items():
-        y = d.p.low + xy[..., 1].reshape(-1, 1) * (d.p.high - d.p.low)
-        lines.append(Line(f"up to {budget:,} steps", xy[..., 0].ravel(), y, "dots"))
-    ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
-    fifths = np.array_split(np.argsort(ddr), 5)
+    dots = np.array([[up_to(d, run, budget, width) for run in cells.values()] for budget in budgets])
+    known = np.isfinite(dots).all((0, 2, 3))  # not of diverged ones
+    dots = dots[:, known] if known.any() else dots  # [budgets, runs, seeds, 2]
+    lines = [
+        Line(f"up to {budget:,} steps", x.ravel(), p.low + y.reshape(-1, 1) * (p.high - p.low), "dots")
+        for budget, x, y in zip(budgets, dots[..., 0], dots[..., 1], strict=True)
+    ]
+    ddr, score = np.log10(dots[-1, ..., 0]).mean(1), dots[-1, ..., 1]
+    lowest, *inner, highest = np.array_split(np.argsort(ddr), 5)
     tested = score[:, 1::2].mean(1) if score.shape[1] > 1 else np.full(len(score), np.nan)
-    inner = max(fifths[1:4], key=lambda fifth: score[fifth, ::2].mean())
+    best = tested[max(inner, key=lambda fifth: score[fifth, ::2].mean())]
     what = "best score, an inner fifth of the runs (by DDR) less the fifth of"
     found = [
-        effects.difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
-        effects.difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
-        peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
+        effects.difference(f"{what} lowest DDR", best, tested[lowest], above=MARGIN),
+        effects.difference(f"{what} highest DDR", best, tested[highest], above=MARGIN),
+        peak_shift(dots[0].mean(1), dots[-1].mean(1)),
     ]
     how = "Dots: best running mean of the return and median DDR of each seed"
-    return Picture({"": lines}, DDR, f"best {d.p.axis} so far", log_x=True, shows=how), found
+    return Picture({"": lines}, DDR, f"best {p.axis} so far", log_x=True, shows=how), found
 
 
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Effect:
@@ -428,6 +428,71 @@ def show_pairs(d: Data, cells: Cells) -> Shown:
     return score_picture(arms, "--clip-eps", lines), arms.effects
 
 
+# The bowl, noisy gradient descent: its performance is the score
+
+RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
+PLATEAU, GOOD, SWITCH = 0.5, 0.01, 500
+DISTANCE, THEORY = "charts/negative_distance", "theory/negative_distance"
+BOWL = {"laptop": SimpleNamespace(about="the bowl", performance=DISTANCE, scale=lambda run: (0.0, 1.0))}
+rate_label = called("--learning-rate")
+
+
+def bowl(**varied: Any) -> Cell:
+    """A run of the noisy convex problem, with 20 seeds since they cost nothing."""
+    flags = {"num_seeds": 20, "num_steps": 1000} | varied
+    return named("stochastic_opt", flags, varied, flags["num_steps"])
+
+
+def bowl_cells(p: SimpleNamespace) -> Cells:
+    return {rate: bowl(learning_rate=rate) for rate in RATES}
+
+
+def bowl_picture(arms: Arms, marks: Sequence[float] = ()) -> Picture:
+    """The runs beside each other and beside the theory."""
+    drawn = [arms.d.curve(run, THEORY) for run in arms.cells.values()]
+    lines = arms.curves() + [Line("theory", x, y, "theory") for x, y in drawn if len(x)]
+    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[DISTANCE], marks=marks, shows=UNSMOOTHED)
+
+
+def show_bowl(d: Data, cells: Cells) -> Shown:
+    arms, small = Arms(d, cells, rate_label), RATES[-1]
+    arms.effect(GAIN, PLATEAU, below=FLAT)
+    arms.effect(FINAL, GOOD, PLATEAU, above=MARGIN)
+    arms.effect(FINAL, GOOD, small, above=MARGIN)
+    arms.effect(GAIN, small, above=FLAT)
+    for rate, run in cells.items():
+        off = d.final(run) / d.part(run, THEORY, 0.9, 1.0).mean() - 1
+        what = f"final −‖x‖ over that of the theory, {rate_label(rate)}, less 1"
+        arms.add(what, off, above=-0.05)
+        arms.add(what, off, below=0.05)
+    return bowl_picture(arms), arms.effects
+
+
+def show_bowl_updates(d: Data, cells: Cells) -> Shown:
+    """That a step on the plateau keeps its size and exceeds the distance to the optimum."""
+    arms, key, run = Arms(d, cells, rate_label), "outer/update_norm", cells[PLATEAU]
+    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
+    name = f"log10 of {key}, {rate_label(PLATEAU)}"
+    arms.effect(GAIN, PLATEAU, below=FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, above=-FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, below=FLAT)
+    arms.add(f"{name}, over ‖x‖ at the end", late - np.log10(-d.final(run)), above=0.0)
+    y_label = plots.AXIS_LABELS[key]
+    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=UNSMOOTHED), arms.effects
+
+
+def bowl_switch_cells(p: SimpleNamespace) -> Cells:
+    stay = {(a, a): bowl(learning_rate=a) for a in (PLATEAU, GOOD)}
+    pairs = ((PLATEAU, GOOD), (GOOD, PLATEAU))
+    return stay | {(a, b): bowl(learning_rate=a, switch_step=SWITCH, switch_learning_rate=b) for a, b in pairs}
+
+
+def show_changed_rate(d: Data, cells: Cells) -> Shown:
+    arms = Arms(d, cells, lambda key: rate_label(key[0]) + (f", then {key[1]:g}" if key[0] != key[1] else ""))
+    switched(arms, PLATEAU, GOOD)
+    return bowl_picture(arms, marks=(SWITCH,)), arms.effects
+
+
 # The figures
 
 
@@ -445,12 +510,18 @@ pair_cells = sweep(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.grid_ep
 FIGURES = {
     "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, partial(show_regularisation, flag="--com", behind=FINAL),
         "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly."),
+    "1b": Figure("Step size on the bowl", BOWL, bowl_cells, show_bowl,
+        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive in time."),
+    "2a": Figure("Step size on the bowl: size of each update", BOWL, bowl_cells, show_bowl_updates,
+        "With too large a step the updates stay large while the loss stagnates."),
     "2b": Figure("COM: gradient norm", PRESETS, com_cells, partial(show_stays_large, key="outer/grad_norm"),
         "With a low COM the gradient norm stays large while the performance stagnates."),
     "2c": Figure("COM: KL of an update", PRESETS, com_cells, partial(show_stays_large, key="outer/kl"),
         "With a low COM the policy goes on moving far in every update while the performance stagnates."),
     "3a": Figure("COM, changed half-way", PRESETS, changed_com_cells, show_changed_com,
         "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back."),
+    "3b": Figure("Step size on the bowl, changed half-way", BOWL, bowl_switch_cells, show_changed_rate,
+        "The same: a run ends where its present step size takes it, whatever it began with."),
     "4": Figure("Learning rate × COM, annealed or not", PRESETS,
         sweep(
             ewma, com=lambda p: [com for com in p.coms if p.weak_com <= com <= p.good_com],

@@ -24,7 +24,7 @@ import sfl_kinetix
 import stochastic_opt
 from common.run import arguments
 from common.run.command import main as run_main
-from experiments import grid, paper_a, paper_a_bowl, pictures
+from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
 from experiments.effects import Effect, difference, over_games, verdict
 from experiments.grid import Cell
@@ -32,7 +32,7 @@ from experiments.paper_a import PRESETS
 
 SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
 LAPTOP = PRESETS["laptop"]
-FIGURES = paper_a.FIGURES | paper_a_bowl.FIGURES
+FIGURES = paper_a.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
 
 
