@@ -146,7 +146,6 @@ def draw(name: str, args: Args, folder: Path) -> None:
         + " COM: centre of mass of the proximal policy." * any("com" in of for of in flags)
     )
     out = args.output(name)
-    out.parent.mkdir(parents=True, exist_ok=True)
     pictures.save(shown, out, figure.title, caption)
     summary = {
         "figure": name,
@@ -187,16 +186,12 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
 
 
 def write(out: Path, value: dict[str, Any]) -> None:
-    """Writes JSON, with each list of numbers on one line."""
-    text = json.dumps(rounded(value), indent=1)
-    text = re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
-    write_atomically(out, text + "\n")
-
-
-def rounded(value: Any) -> Any:
-    """Prepares a value for JSON: rounds to six digits and turns what is not finite into null."""
+    """Writes JSON with six digits, null for what is not finite, and each list of numbers on one line."""
     text = json.dumps(value, default=lambda array: array.tolist())
-    return json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"), parse_constant=lambda _: None)
+    value = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"), parse_constant=lambda _: None)
+    one_line = lambda numbers: f"[{', '.join(numbers[0][1:-1].replace(',', ' ').split())}]"  # noqa: E731
+    text = re.sub(r'\[\n[^][{}"]*\]', one_line, json.dumps(value, indent=1))
+    write_atomically(out, text + "\n")
 
 
 def list_figures(args: Args) -> None:

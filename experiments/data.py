@@ -121,26 +121,24 @@ class Arms:
         runs = self.cells[key]
         return of(self.d, runs) if isinstance(runs, Cell) else matrix([of(self.d, run) for run in runs])
 
-    def effect(
-        self, statistic: str | Callable, a: Any, b: Any = None, name: str = "", compare: Any = None, **wanted: Any
-    ) -> None:
+    def effect(self, statistic: str | Callable, a: Any, b: Any = None, name: str = "", **wanted: Any) -> None:
         """Adds a statistic of arm a less that of arm b, if there is one. A function as a statistic needs a name."""
         what = f"{name or statistic}, {self.label(a)}" + (f" less {self.label(b)}" if b is not None else "")
         samples = [self.samples(statistic, key) for key in (a, b) if key is not None]
-        self.effects.append((compare or self.compare)(what, *samples, **wanted))
+        self.add(what, *samples, **wanted)
 
-    def add(self, what: str, *samples: Any, **wanted: Any) -> None:
+    def add(self, what: str, *samples: Any, compare: Any = None, **wanted: Any) -> None:
         """Adds an effect between samples."""
-        self.effects.append(self.compare(what, *samples, **wanted))
+        self.effects.append((compare or self.compare)(what, *samples, **wanted))
 
     def same(self, statistic: str, a: Any, b: Any, margin: float) -> None:
         """Adds that two arms are equal up to `margin`, an effect for each side."""
         self.effect(statistic, a, b, above=-margin)
         self.effect(statistic, a, b, below=margin)
 
-    def best(self, keys: Sequence[Any], statistic: str | Callable = FINAL) -> Any:
-        """The arm with the highest mean."""
-        return max(keys, key=lambda key: np.nan_to_num(self.samples(statistic, key).mean(), nan=-np.inf))
+    def best(self, keys: Sequence[Any]) -> Any:
+        """The arm with the highest final score."""
+        return max(keys, key=lambda key: np.nan_to_num(self.samples(FINAL, key).mean(), nan=-np.inf))
 
     def not_below(self, best: Any, key: Any, margin: float) -> None:
         """Adds that `key` is not clearly below `best`, unless it is the best one itself."""

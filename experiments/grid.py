@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -61,9 +62,11 @@ def named(
 def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int) -> Cell:
     """Makes a cell with a run for each of the flags' seeds."""
     first, count = flags.get("seed", 0), flags["num_seeds"]
-    one = lambda seed: named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)  # noqa: E731
-    runs = tuple(map(one, range(first, first + count)))
-    return replace(named(script, flags, varied, updates), parts=runs)
+    parts = tuple(
+        named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)
+        for seed in range(first, first + count)
+    )
+    return replace(named(script, flags, varied, updates), parts=parts)
 
 
 def state(cell: Cell, folder: Path) -> State:
@@ -101,15 +104,11 @@ def spelled(flags: dict[str, Any]) -> list[str]:
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     """Returns the runs of these cells and those that they start from, each once, sources first."""
     found: dict[str, Cell] = {}
-
-    def add(cell: Cell) -> None:
-        if cell.source is not None:
-            add(cell.source)
-        for run in cell.parts or (cell,):
-            found.setdefault(run.name, run)
-
     for cell in cells:
-        add(cell)
+        line = [cell]
+        while line[0].source is not None:
+            line.insert(0, line[0].source)
+        found |= {run.name: run for step in line for run in step.parts or (step,)}
     return sorted(found.values(), key=lambda cell: cell.depth)
 
 
@@ -119,7 +118,7 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
     SIGTERM makes all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one
     to run next. -> what failed, a line each."""
     waiting = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
-    running: list[tuple[Cell, subprocess.Popen, set[int], float]] = []
+    running: dict[str, tuple[Cell, subprocess.Popen, set[int], float]] = {}
     total, began, failed = len(waiting), time.perf_counter(), []
     free = shares(min(jobs, total))
 
@@ -128,24 +127,17 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
         minutes = (time.perf_counter() - began) / 60 / max(1, ended) * (total - ended)
         say(f"[{ended}/{total}] {what}" + f"; about {minutes:.0f} min left" * left)
 
-    def follow(cell: Cell) -> None:
-        following = then(cell)
-        waiting[:0] = [following] if following else []
-
     def choose() -> Cell | None:
         """Takes the next cell that need not wait; gives up what starts from a run that has failed."""
         for cell in list(waiting):
             source = cell.source
-            here = source in waiting or any(source == run[0] for run in running)
             # Before its state: it may end in between.
-            going = source is not None and (here or alive(folder / source.name))
-            ready = source is None or state(source, folder) == "finished"
-            if ready or not going:
-                waiting.remove(cell)
-            if ready:
+            if source and (source in waiting or source.name in running or alive(folder / source.name)):
+                continue
+            waiting.remove(cell)
+            if not source or state(source, folder) == "finished":
                 return cell
-            if not going:
-                failed.append(f"{cell.name}: not started, {source.name} is not finished")
+            failed.append(f"{cell.name}: not started, {source.name} is not finished")
         return None
 
     with signals_caught() as caught:
@@ -158,27 +150,28 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
                         failed.append(f"{cell.name}: {error}")
                         continue
                     if process is not None:
-                        running.append((cell, process, free.pop(0), time.perf_counter()))
+                        running[cell.name] = cell, process, free.pop(0), time.perf_counter()
                     elif state(cell, folder) == "finished":
-                        follow(cell)
+                        waiting[:0] = filter(None, [then(cell)])
                     else:
                         tell(f"{cell.name}: left out, another process is running it")
-                for run in [run for run in running if run[1].poll() is not None]:
-                    cell, process, share, started = run
-                    running.remove(run)
+                for cell, process, share, started in list(running.values()):
+                    if process.poll() is None:
+                        continue
+                    del running[cell.name]
                     free.append(share)
                     if process.returncode:
-                        log = folder / f"{cell.name}.log"
-                        failed.append(f"{cell.name}: exit code {process.returncode}: {_last_line(log)}")
+                        said = (folder / f"{cell.name}.log").read_text(errors="replace").strip() or "it said nothing"
+                        failed.append(f"{cell.name}: exit code {process.returncode}: {said.splitlines()[-1]}")
                         tell(f"failed: {failed[-1]}")
                     else:
-                        follow(cell)
+                        waiting[:0] = filter(None, [then(cell)])
                         tell(f"{cell.name}: {time.perf_counter() - started:.0f} s", left=True)
                 time.sleep(POLL)
         finally:  # of a signal, or an error here
-            for _, process, *_ in running:
+            for _, process, *_ in running.values():
                 process.terminate()
-            for _, process, *_ in running:
+            for _, process, *_ in running.values():
                 process.wait()
     if caught:
         raise KeyboardInterrupt
@@ -267,19 +260,14 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
-
-
 def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
     """Writes an sbatch array of the unfinished runs for each depth. -> the commands that submit them."""
     missing = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
     submit = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for depth in sorted({cell.depth for cell in missing}):
-            stage = [cell for cell in missing if cell.depth == depth]
+        for depth, cells_of_depth in itertools.groupby(missing, lambda cell: cell.depth):
+            stage = list(cells_of_depth)
             for run in (folder / cell.name for cell in stage if state(cell, folder) == "missing"):
                 if not alive(run):
                     shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint

@@ -233,7 +233,7 @@ class Games(Arms):
         """Adds that a measurement is higher, or lower, than the base's; without a way it is reported."""
         wanted = {} if way is None else {"above": 0.0} if way == "higher" else {"below": 0.0}
         name = ("log10 of " if metric in FACTORS else "") + metric.replace("_", " ")
-        self.effect(partial(measured, metric=metric), key, base, name, mean_over_games, **wanted)
+        self.effect(partial(measured, metric=metric), key, base, name, compare=mean_over_games, **wanted)
 
 
 def measured(d: Data, run: Cell, metric: str) -> np.ndarray:
@@ -379,7 +379,7 @@ def show_visited(d: Data, cells: Cells) -> Shown:
     of = lambda key: matrix([shares.get((key, i), np.full(1, np.nan)) for i in range(len(d.p.games))])  # noqa: E731
     for other in ((1, 1), (1, MOST)):
         what = f"coverage, {arms.label((MOST, 1))} less {arms.label(other)}"
-        arms.effects.append(mean_over_games(what, of((MOST, 1)), of(other), above=0.0))
+        arms.add(what, of((MOST, 1)), of(other), compare=mean_over_games, above=0.0)
     shows = f"Shown: {d.p.games[0]}, all seeds, by UMAP of {SHOWN} observations of each seed from all of its training"
     return Picture(panels or {"": []}, "first axis", "second axis", shows=shows), arms.effects
 
