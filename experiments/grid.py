@@ -61,10 +61,9 @@ def named(
 
 def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int) -> Cell:
     """Makes a cell with a run for each of the flags' seeds."""
-    first, count = flags.get("seed", 0), flags["num_seeds"]
     parts = tuple(
         named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)
-        for seed in range(first, first + count)
+        for seed in range(flags["num_seeds"])
     )
     return replace(named(script, flags, varied, updates), parts=parts)
 
@@ -132,10 +131,12 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
         for cell in list(waiting):
             source = cell.source
             # Before its state: it may end in between.
-            if source and (source in waiting or source.name in running or alive(folder / source.name)):
+            going = source and (source in waiting or source.name in running or alive(folder / source.name))
+            ready = not source or state(source, folder) == "finished"
+            if going and not ready:
                 continue
             waiting.remove(cell)
-            if not source or state(source, folder) == "finished":
+            if ready:
                 return cell
             failed.append(f"{cell.name}: not started, {source.name} is not finished")
         return None
@@ -183,11 +184,10 @@ def signals_caught() -> Iterator[list[int]]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP are only noted, in this list: the runs are in groups of their own, and would
     go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
     caught: list[int] = []
-    # Ignored signals (SIGHUP under nohup) stay ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, lambda number, frame: caught.append(number))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as SIGHUP under nohup
+            signal.signal(number, lambda number, frame: caught.append(number))
     try:
         yield caught
     finally:
@@ -215,13 +215,7 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
     which the run inherits and holds until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        except OSError:
-            pass  # a file system without locks
-        if state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
+        if not _lock(log) or state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -249,15 +243,23 @@ def alive(run: Path) -> bool:
     return _locked(run.with_name(f"{run.name}.log")) or _locked(run / "source.py")
 
 
+def _lock(file: Any) -> bool:
+    """Takes the lock of an open file, if no other process has it. Where there are no locks, it always succeeds."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _locked(path: Path) -> bool:
     try:
         with open(path, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none, or no locks
+            return not _lock(file)
+    except OSError:  # there is none
         return False
-    return False
 
 
 def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:

@@ -343,26 +343,18 @@ def recipe_cells(p: Preset) -> Cells:
     return {(r, n): same if n == base else other(r, n) for r in RECIPES for n in p.scaled_envs}
 
 
-def recipe_arms(d: Data, cells: Cells) -> Arms:
-    """The effects of figures 9 and 14: the first recipe is nowhere clearly worse than another one, and the second is
-    worse than the first where its minibatches are small."""
+def show_recipes(d: Data, cells: Cells, curves: bool) -> Shown:
+    """The first recipe is nowhere clearly worse than another one, and the second is worse than the first where its
+    minibatches are small."""
     arms = Arms(d, cells, called("--scaling", "--num-envs"))
     recipes, envs = parts(cells, 0), parts(cells, 1)
     for n in (n for n in envs if n != d.p.base["num_envs"]):
         arms.not_below(arms.best([(recipe, n) for recipe in recipes]), (recipes[0], n), MARGIN)
     arms.effect(FINAL, (recipes[0], envs[0]), (recipes[1], envs[0]), above=MARGIN)
-    return arms
-
-
-def show_recipes(d: Data, cells: Cells) -> Shown:
-    arms = recipe_arms(d, cells)
-    panels = arms.panels(called("--num-envs"), place=1, label=called("--scaling"))
-    return Picture(panels, STEPS, d.p.axis), arms.effects
-
-
-def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
-    arms, envs = recipe_arms(d, cells), parts(cells, 1)
-    lines = {f"--scaling {r}": {n: (r, n) for n in envs} for r in parts(cells, 0)}
+    if curves:
+        panels = arms.panels(called("--num-envs"), place=1, label=called("--scaling"))
+        return Picture(panels, STEPS, d.p.axis), arms.effects
+    lines = {f"--scaling {r}": {n: (r, n) for n in envs} for r in recipes}
     return score_picture(arms, ENVS, lines), arms.effects
 
 
@@ -399,32 +391,22 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
 # Figure 12: COM and ε
 
 
-def trade_arms(d: Data, cells: Cells) -> Arms:
-    """The effects of figure 12: for each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no
-    COM rescues too large an epsilon."""
+def show_trade(d: Data, cells: Cells, best_only: bool) -> Shown:
+    """For each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no COM rescues too large an
+    epsilon."""
     arms, coms, epsilons = Arms(d, cells, called("--com", "--clip-eps")), parts(cells, 0), parts(cells, 1)
-    best = arms.best(list(cells))
+    best, tops = arms.best(list(cells)), {com: arms.best([(com, eps) for eps in epsilons]) for com in coms}
     for com in coms:
-        arms.not_below(best, arms.best([(com, eps) for eps in epsilons]), MARGIN)
-    fixed = sorted(((com, d.p.good_eps) for com in coms), key=lambda key: arms.samples(FINAL, key).mean())
+        arms.not_below(best, tops[com], MARGIN)
+    same = {com: (com, d.p.good_eps) for com in coms}
+    fixed = sorted(same.values(), key=lambda key: arms.samples(FINAL, key).mean())
     arms.effect(FINAL, fixed[-1], fixed[0], above=MARGIN)
     arms.effect(FINAL, best, arms.best([(com, epsilons[-1]) for com in coms]), above=MARGIN)
-    return arms
-
-
-def show_best_eps(d: Data, cells: Cells) -> Shown:
-    arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
-    lines = {
-        "the best --clip-eps for each COM": {com: arms.best([(com, eps) for eps in epsilons]) for com in coms},
-        f"--clip-eps {d.p.good_eps:g}": {com: (com, d.p.good_eps) for com in coms},
-    }
-    x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
-    return score_picture(arms, x_label, lines), arms.effects
-
-
-def show_pairs(d: Data, cells: Cells) -> Shown:
-    arms, epsilons = trade_arms(d, cells), parts(cells, 1)
-    lines = {com_label(com): {eps: (com, eps) for eps in epsilons} for com in parts(cells, 0)}
+    if best_only:
+        lines = {"the best --clip-eps for each COM": tops, f"--clip-eps {d.p.good_eps:g}": same}
+        x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
+        return score_picture(arms, x_label, lines), arms.effects
+    lines = {com_label(com): {eps: (com, eps) for eps in epsilons} for com in coms}
     return score_picture(arms, "--clip-eps", lines), arms.effects
 
 
@@ -544,11 +526,12 @@ FIGURES = {
         partial(show_batches, flag="--clip-eps"), TOLERATE),
     "8": Figure("Data-to-divergence ratio, all runs of 5, 6 and 12", PRESETS, ddr_cells, show_ddr,
         "Performance falls at both ends; the best ratio rises with the budget."),
-    "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, show_recipes, RECIPE_CLAIM),
-    "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, show_best_eps, TRADE),
-    "12b": Figure("COM × ε", PRESETS, pair_cells, show_pairs, TRADE),
+    "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, partial(show_recipes, curves=True),
+        RECIPE_CLAIM),
+    "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, partial(show_trade, best_only=True), TRADE),
+    "12b": Figure("COM × ε", PRESETS, pair_cells, partial(show_trade, best_only=False), TRADE),
     "13": Figure("N by three recipes: speed", PRESETS, speed_cells, show_recipe_speed,
         "There is little difference in speed where the task is bound by sampling."),
-    "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM),
+    "14": Figure("N by three recipes", LARGE, recipe_cells, partial(show_recipes, curves=False), RECIPE_CLAIM),
 }
 # fmt: on
