@@ -21,7 +21,6 @@ from experiments.references import REFERENCES
 from experiments.visited import CHECKPOINTS, SHOWN
 
 MORE, MOST = 2, 4  # factors of N, K and E
-ENDS = ((1, 1), (MOST, 1), (1, MOST))  # the base, more environments and longer rollouts, by factors of N and K
 EPOCHS = (1, MORE, MOST)  # factors
 GAMMAS = (0.95, 0.99, 0.999)
 LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
@@ -30,8 +29,8 @@ STEPS, ENVS, IQM = "environment steps", "parallel environments (--num-envs)", "n
 SHOWS = "Interquartile mean over games and seeds of the normalised return with its 95 % stratified bootstrap interval"
 SMOOTHED = f"{SHOWS}, running mean over at most a thirtieth of the run"
 RETURN, RANK, NORM, KURTOSIS = "charts/episodic_return", "feature_rank", "weight_norm", "gradient_kurtosis"
-NETWORK = {RANK: "higher", "dormant_neurons": "lower", NORM: "lower", KURTOSIS: "lower"}  # with more environments
-POLICY = {"policy_variance": "lower", "effective_sample_size": "higher"}
+NETWORK = {RANK: "above", "dormant_neurons": "below", NORM: "below", KURTOSIS: "below"}  # with more environments
+POLICY = {"policy_variance": "below", "effective_sample_size": "above"}
 FACTORS = (RANK, NORM, KURTOSIS)  # compared as logarithms, because games differ by factors
 SCRIPTS = ("ppo", "ppo_rnd")  # of figure 16
 ON_HOST = "envpool/"  # prefix of environments of which a run can have one seed only
@@ -53,7 +52,7 @@ SCALES = {f"{ON_HOST}{name}-v5": scale for name, scale in (ATARI_10 | MUJOCO).it
 SCALES |= REFERENCES
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. Asterix spawns at random and Freeway draws its cars' speeds, so they keep 0.
-STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
+STICKY = {game: {"sticky_actions": 0.1} for game in ("Breakout-MinAtar", "SpaceInvaders-MinAtar")}
 
 
 @dataclass(frozen=True)
@@ -158,22 +157,19 @@ EXPLORATION = {
 
 def arm(p: Preset, script: str = "ppo", **varied: Any) -> tuple[Cell, ...]:
     """A run for each game, of the preset's base flags and `varied`."""
-    return tuple(run_of(p, script, game, **varied) for game in p.games)
-
-
-def run_of(p: Preset, script: str, game: str, **varied: Any) -> Cell:
-    base = {"total_timesteps": p.total_timesteps} | (p.base if script == "ppo" else p.other)
-    flags = base | {"env_id": game} | varied
-    if game in STICKY:
-        flags["sticky_actions"] = STICKY[game]
-    if "minibatch_size" in varied:
-        flags.pop("num_minibatches", None)
-    updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-    # All are kept, because what is visited is collected with policies from the whole run.
-    flags |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
-    flags |= {"log_every": max(1, updates // 128), "plasticity_every": max(1, updates // 64)}
-    varied = {"env_id": game} | {name: value for name, value in varied.items() if base.get(name) != value}
-    return (by_seed if game.startswith(ON_HOST) else named)(script, flags, varied, updates)
+    base, runs = {"total_timesteps": p.total_timesteps} | (p.base if script == "ppo" else p.other), []
+    told = {name: value for name, value in varied.items() if base.get(name) != value}
+    for game in p.games:
+        flags = base | {"env_id": game} | varied | STICKY.get(game, {})
+        if "minibatch_size" in varied:
+            flags.pop("num_minibatches", None)
+        updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
+        # All are kept, because what is visited is collected with policies from the whole run.
+        flags |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
+        flags |= {"log_every": max(1, updates // 128), "plasticity_every": max(1, updates // 64)}
+        make = by_seed if game.startswith(ON_HOST) else named
+        runs.append(make(script, flags, {"env_id": game} | told, updates))
+    return tuple(runs)
 
 
 def times(p: Preset, n: int = 1, k: int = 1) -> dict[str, Any]:
@@ -185,12 +181,10 @@ def size(p: Preset, n: int = 1, k: int = 1) -> str:
     return "N {num_envs}, K {num_steps}".format(**times(p, n, k))
 
 
-def end_cells(p: Preset, script: str = "ppo") -> Cells:
-    return {nk: arm(p, script, **times(p, *nk)) for nk in ENDS}
-
-
-def more_data_cells(p: Preset) -> Cells:
-    return {nk: arm(p, **times(p, *nk)) for nk in ((1, 1), (MORE, 1), (MOST, 1), (1, MORE), (1, MOST))}
+def data_cells(p: Preset, script: str = "ppo", factors: Sequence[int] = (MORE, MOST)) -> Cells:
+    """The base, more environments and longer rollouts, by factors of N and K."""
+    keys = [(1, 1), *((n, 1) for n in factors), *((1, k) for k in factors)]
+    return {nk: arm(p, script, **times(p, *nk)) for nk in keys}
 
 
 def crossed(p: Preset, name: str, values: Sequence[Any]) -> Cells:
@@ -230,8 +224,8 @@ class Games(Arms):
         return Line(label, np.array(x, np.float64), y, "interval points")
 
     def moved(self, metric: str, way: str | None, key: Any, base: Any = (1, 1)) -> None:
-        """Adds that a measurement is higher, or lower, than the base's; without a way it is reported."""
-        wanted = {} if way is None else {"above": 0.0} if way == "higher" else {"below": 0.0}
+        """Adds that a measurement is above, or below, the base's; without a way it is reported."""
+        wanted = {way: 0.0} if way else {}
         name = ("log10 of " if metric in FACTORS else "") + metric.replace("_", " ")
         self.effect(partial(measured, metric=metric), key, base, name, compare=mean_over_games, **wanted)
 
@@ -252,8 +246,7 @@ def measured(d: Data, run: Cell, metric: str) -> np.ndarray:
 
 
 def show_same_data(d: Data, cells: Cells) -> Shown:
-    base = (d.p.base["num_envs"], d.p.base["num_steps"])
-    arms = Games(d, cells, lambda key: "N {}, K {}".format(*(base if key == "base" else d.p.flat)))
+    arms = Games(d, cells, lambda key: size(d.p) if key == "base" else "N {}, K {}".format(*d.p.flat))
     arms.effect(FINAL, "flat", "base", above=0.0)
     return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
@@ -294,7 +287,8 @@ def show_many(d: Data, cells: Cells) -> Shown:
 
 def network_cells(p: Preset) -> Cells:
     """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps."""
-    return end_cells(p) | {("control", MOST): arm(p, **times(p, MOST), minibatch_size=p.minibatch)}
+    control = arm(p, **times(p, MOST), minibatch_size=p.minibatch)
+    return data_cells(p, factors=(MOST,)) | {("control", MOST): control}
 
 
 def metric_panels(arms: Arms, metrics: Sequence[str], games: Sequence[str]) -> Picture:
@@ -431,16 +425,16 @@ BOTH = "more environments and longer rollouts both help, more environments more.
 BETTER = "More environments go with a higher feature rank, fewer dormant neurons, a smaller norm, a lower kurtosis."
 LITTLE_IN_PQN = "More environments do little for PQN's return."
 COVER = "More environments visit more of the observations, longer rollouts do not so much."
-pqn_cells = partial(end_cells, script="pqn")
+pqn_cells = partial(data_cells, script="pqn", factors=(MOST,))
 ROBOT_PRESETS = {"gpu": ROBOT, "paper": replace(ROBOT, about=f"{ROBOT.about}, as 100M", total_timesteps=10**8)}
 # fmt: off
 FIGURES = {
     "B1a": Figure("N against K, the same data per update", PRESETS,
         lambda p: {"base": arm(p), "flat": arm(p, num_envs=p.flat[0], num_steps=p.flat[1])}, show_same_data,
         "With as many transitions per update, more environments are better than longer rollouts."),
-    "B1b": Figure("N, K", PRESETS, more_data_cells, show_more_data, BOTH.capitalize()),
+    "B1b": Figure("N, K", PRESETS, data_cells, show_more_data, BOTH.capitalize()),
     "B1c": Figure("E, N, K", PRESETS, reuse_cells, show_reuse, "More epochs hurt; more environments make up for it."),
-    "B2": Figure("N, K: visited observations", LARGE, more_data_cells, show_visited, COVER),
+    "B2": Figure("N, K: visited observations", LARGE, data_cells, show_visited, COVER),
     "B3": Figure("N: network and gradient", PRESETS, network_cells,
         partial(show_measured, claimed=NETWORK, games=FIRST), BETTER),
     "B4": Figure("N: policy variance, effective sample size", PRESETS, network_cells,
@@ -450,9 +444,9 @@ FIGURES = {
         lambda p: crossed(p, "shared_encoder", (True, False)), show_encoders,
         "With encoders of their own, actor and critic gain more from more environments."),
     "B6": Figure("N, K in PQN", LARGE, pqn_cells, partial(show_pqn, games=FIRST), LITTLE_IN_PQN),
-    "B7": Figure("N, K on another suite", OTHERS, more_data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
-    "B8": Figure("N, K in control of robots", ROBOT_PRESETS, more_data_cells, show_more_data, f"There, too, {BOTH}"),
-    "B9": Figure("N, K: coverage of the observations", LARGE, more_data_cells, show_visited, COVER),
+    "B7": Figure("N, K on another suite", OTHERS, data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
+    "B8": Figure("N, K in control of robots", ROBOT_PRESETS, data_cells, show_more_data, f"There, too, {BOTH}"),
+    "B9": Figure("N, K: coverage of the observations", LARGE, data_cells, show_visited, COVER),
     "B10": Figure("N: network and gradient in the other games", LARGE, network_cells,
         partial(show_measured, claimed=NETWORK, games=REST), BETTER),
     "B11": Figure("Learning rate for more N", PRESETS, rate_cells, show_rates,

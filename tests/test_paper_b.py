@@ -54,7 +54,7 @@ def score_of(cell, world):
 def metric_of(metric, cell, world):
     """A measurement: more environments move it as the paper says."""
     envs = more_envs(cell)
-    way = {"higher": 1, "lower": -1}[(paper_b.NETWORK | paper_b.POLICY)[metric]]
+    way = {"above": 1, "below": -1}[(paper_b.NETWORK | paper_b.POLICY)[metric]]
     return 10.0 + way * envs * (world == "true")
 
 
