@@ -99,13 +99,11 @@ def main(args: Args) -> None:
         return say(f"{len(missing)} of {len(cells)} runs are missing")
     if args.launch == "slurm" and missing:
         print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60])))
-        return say(
-            f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
-        )
+        draws = shlex.join(args.again("--launch", "none"))
+        return say(f"these commands submit {len(missing)} runs; {draws} draws then")
     if args.launch == "none" and len(missing) == len(cells):
-        raise UsageError(
-            f"--launch none: none of the {len(cells)} runs is finished in {folder}; leave it out to run them"
-        )
+        none = f"none of the {len(cells)} runs is finished in {folder}"
+        raise UsageError(f"--launch none: {none}; leave it out to run them")
     try:  # this and the next fail now, not after hours of runs
         Path(args.results_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -176,7 +174,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     mean, width = plots.mean_and_ci(y)
     thin = slice(None, None, max(1, len(x) // 32))
     return {
-        "command": shlex.join(["python", *shlex.split(record["command"])]),
+        "command": f"python {record['command']}",
         "jax": record["versions"].get("jax"),
         **{key: record.get(key) for key in ("git_commit", "git_dirty", "started", "machine", "devices")},
         "measure": data.p.performance,

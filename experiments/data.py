@@ -54,20 +54,14 @@ class Data:
         kept = [line for line in before if line["update"] / run.num_updates > begin]
         return plots.series(kept or before[-1:], key)[1]
 
-    def curve(
-        self, run: Cell, key: str | None = None, updates: bool = False, clock: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """x [T], y [T, seeds] for a plot, over steps, updates or seconds (the mean over seeds): for training runs, a
+    def curve(self, run: Cell, key: str | None = None, over: str = "global_step") -> tuple[np.ndarray, np.ndarray]:
+        """x [T], y [T, seeds] for a plot, over steps, updates or time (the mean over seeds): for training runs, a
         running mean over at most a thirtieth of the run. A run with a source begins where it left that."""
-        lines = self.lines(run)
-        if clock:
-            lines = [line | {"global_step": np.mean(line["time"])} for line in lines]
+        lines = [line | {"global_step": np.mean(line[over])} for line in self.lines(run)]
         x, y = plots.series(lines, key or self.p.performance)
         if run.source is not None:
             flags = dict(run.source.flags)
             x = x + run.source_update * flags["num_envs"] * flags["num_steps"]
-        if updates and (last := self.lines(run)[-1:]):
-            x = x * (last[0]["update"] / last[0]["global_step"])
         smooth = run.script != "stochastic_opt" and len(y) >= 64
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 

@@ -258,7 +258,7 @@ def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     what = f"what {flag} {weak:g} loses against {good:g}, {small} environments less {large}"
     arms.add(what, *lost, above=MARGIN)
     label = lambda k: f"--num-envs {k[1]}: {k[1] * d.p.base['num_steps']:,} transitions"  # noqa: E731
-    return Picture(arms.panels(called(flag), label=label, updates=True), UPDATES, d.p.axis), arms.effects
+    return Picture(arms.panels(called(flag), label=label, over="update"), UPDATES, d.p.axis), arms.effects
 
 
 def ddr_cells(p: Preset) -> Cells:

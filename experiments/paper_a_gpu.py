@@ -184,7 +184,7 @@ def minibatches(arms: Arms, keys: list[Any]) -> None:
 
 def clock(arms: Arms, keys: list[Any]) -> None:
     """Compares runs when the first one is over: later, a slow run would be ahead because it was given more time."""
-    timed = [arms.d.curve(arms.cells[key], clock=True) for key in keys]
+    timed = [arms.d.curve(arms.cells[key], over="time") for key in keys]
     known = all(arms.d.finished(arms.cells[key]) for key in keys)
     end = min(x[-1] for x, _ in timed) if known else np.nan
     few, middle, many = ([np.interp(end, x, seed) if known else np.nan for seed in y.T] for x, y in timed)
@@ -284,7 +284,7 @@ filters = ablation(
     lambda p: {"num_candidates": p.more_candidates, "buffer_size": p.larger_buffer},
 )
 by_envs, by_minibatches = sized(called("--num-envs")), sized(called("--num-minibatches"))
-show_clock = partial(show_sizes, add=clock, label=by_minibatches, x_label="seconds since the start", clock=True)
+show_clock = partial(show_sizes, add=clock, label=by_minibatches, x_label="seconds since the start", over="time")
 show_hand_designed = partial(show_sizes, add=hand_designed, label=by_envs, key=HAND_DESIGNED)
 # fmt: off
 FIGURES = {

@@ -231,7 +231,7 @@ def test_a_continued_run_is_drawn_after_its_source(tmp_path):
     cell, data = small_run(tmp_path, [None, 2.0, 3.0], source, updates=3)
     assert data.curve(cell, "charts/episodic_return")[0].tolist() == [12 * 2048, 13 * 2048]
     cell, data = small_run(tmp_path, [None, 2.0, 3.0], updates=3, name="b")
-    assert data.curve(cell, "charts/episodic_return", updates=True)[0].tolist() == [2, 3]
+    assert data.curve(cell, "charts/episodic_return", over="update")[0].tolist() == [2, 3]
 
 
 # Figures of runs that follow a simple model, in which the paper's claims are true
