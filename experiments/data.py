@@ -104,9 +104,10 @@ FINAL, MIDDLE, GAIN = STATISTICS
 class Arms:
     """The arms of a figure, and the effects between them, which are named after what the arms are called."""
 
-    def __init__(self, d: Data, cells: Cells, label: Callable[[Any], str], compare: Any = None):
+    compare = staticmethod(effects.difference)
+
+    def __init__(self, d: Data, cells: Cells, label: Callable[[Any], str]):
         self.d, self.cells, self.label = d, cells, label
-        self.compare = compare or effects.difference
         self.effects: list[Effect] = []
 
     def samples(self, statistic: str | Callable, key: Any) -> np.ndarray:

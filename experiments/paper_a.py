@@ -15,15 +15,14 @@ from experiments import effects
 from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, called, matrix, parts
 from experiments.effects import Effect
 from experiments.grid import Cell, named
-from experiments.pictures import Line, Picture
+from experiments.pictures import MEAN, Line, Picture
 
 MARGIN = 0.1  # of the way from a random policy to a good one; less does not count as a difference
 FLAT = 0.05  # of that way, in the second half of a run; gaining less is a plateau
 TWICE, LITTLE = np.log10(2), np.log10(1.25)
 STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
 ENVS = "parallel environments (--num-envs)"
-UNSMOOTHED = "Mean and 95 % interval over seeds"
-LAST = f"{UNSMOOTHED} of the last tenth of each run"
+LAST = f"{MEAN} of the last tenth of each run"
 RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
 
 # Presets: every flag of a run is here or in its figure's cells
@@ -433,7 +432,7 @@ def bowl_picture(arms: Arms, marks: Sequence[float] = ()) -> Picture:
     """The runs beside each other and beside the theory."""
     drawn = [arms.d.curve(run, THEORY) for run in arms.cells.values()]
     lines = arms.curves() + [Line("theory", x, y, "theory") for x, y in drawn if len(x)]
-    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[DISTANCE], marks=marks, shows=UNSMOOTHED)
+    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[DISTANCE], marks=marks, shows=MEAN)
 
 
 def show_bowl(d: Data, cells: Cells) -> Shown:
@@ -460,7 +459,7 @@ def show_bowl_updates(d: Data, cells: Cells) -> Shown:
     arms.add(f"{name}, end less first quarter", late - early, below=FLAT)
     arms.add(f"{name}, over ‖x‖ at the end", late - np.log10(-d.final(run)), above=0.0)
     y_label = plots.AXIS_LABELS[key]
-    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=UNSMOOTHED), arms.effects
+    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=MEAN), arms.effects
 
 
 def bowl_switch_cells(p: SimpleNamespace) -> Cells:

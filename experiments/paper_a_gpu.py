@@ -14,8 +14,8 @@ from common.run.arguments import flag
 from experiments import paper_a
 from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, called, matrix, parts
 from experiments.grid import Cell, by_seed
-from experiments.paper_a import LITTLE, STEPS, UNSMOOTHED
-from experiments.pictures import Line, Picture
+from experiments.paper_a import LITTLE, STEPS
+from experiments.pictures import MEAN, Line, Picture
 
 MARGIN, FLAT = 0.05, 0.02  # of solve rate: a difference that counts, and a gain that is a plateau
 ENOUGH = {"s": 65536}  # environments, by size of levels
@@ -42,7 +42,6 @@ class Preset:
     evaluations: int = 16  # per run
 
     performance = "eval/solve_rate"
-    axis = plots.AXIS_LABELS["eval/solve_rate"]
 
     @property
     def largest(self) -> int:
@@ -121,17 +120,17 @@ def minibatch_cells(p: Preset) -> Cells:
     return {(size, m): cell(p, size, **with_minibatches(p, m)) for size in p.ablated for m in p.minibatches}
 
 
-def ablation(*changes: Callable[[Preset], dict[str, Any]]) -> Callable[[Preset], Cells]:
-    """Returns the cells of the baseline, the baseline with each of these changes, and the largest N, by their flags."""
+def ablation(p: Preset, *changes: dict[str, Any]) -> Cells:
+    """The baseline, the baseline with each of these changes, and the largest N, by their flags."""
+    base = of_envs(p, p.baseline)
+    variants = {words({"num_envs": p.baseline}): base} | {words(change): base | change for change in changes}
+    variants[words({"num_envs": p.largest})] = of_envs(p, p.largest)
+    return {(size, key): cell(p, size, **flags) for size in p.ablated for key, flags in variants.items()}
 
-    def cells(p: Preset) -> Cells:
-        changed = [change(p) for change in changes]
-        variants = {words({"num_envs": p.baseline}): of_envs(p, p.baseline)}
-        variants |= {words(change): of_envs(p, p.baseline) | change for change in changed}
-        variants[words({"num_envs": p.largest})] = of_envs(p, p.largest)
-        return {(size, key): cell(p, size, **flags) for size in p.ablated for key, flags in variants.items()}
 
-    return cells
+def filter_cells(p: Preset) -> Cells:
+    more = {"num_candidates": p.more_candidates}
+    return ablation(p, more, more | {"buffer_size": p.larger_buffer})
 
 
 def words(flags: dict[str, Any]) -> str:
@@ -156,7 +155,7 @@ def show_sizes(
         add(arms, [(size, what) for what in parts(cells, 1)])
     log_x = len({dict(run.flags)["total_timesteps"] for run in cells.values()}) > 1
     panels, y_label = arms.panels(size_title, key=key, **how), plots.AXIS_LABELS[key or d.p.performance]
-    return Picture(panels, x_label, y_label, log_x=log_x, shows=UNSMOOTHED), arms.effects
+    return Picture(panels, x_label, y_label, log_x=log_x, shows=MEAN), arms.effects
 
 
 def more_envs(arms: Arms, keys: list[Any]) -> None:
@@ -277,12 +276,6 @@ def show_hands(d: Data, cells: Cells) -> Shown:
 
 # The figures
 
-rates = ablation(lambda p: {"learning_rate": LOW_RATE})
-coms = ablation(lambda p: {"com": p.coms[0]}, lambda p: {"com": p.coms[-1]})
-filters = ablation(
-    lambda p: {"num_candidates": p.more_candidates},
-    lambda p: {"num_candidates": p.more_candidates, "buffer_size": p.larger_buffer},
-)
 by_envs, by_minibatches = sized(called("--num-envs")), sized(called("--num-minibatches"))
 show_clock = partial(show_sizes, add=clock, label=by_minibatches, x_label="seconds since the start", over="time")
 show_hand_designed = partial(show_sizes, add=hand_designed, label=by_envs, key=HAND_DESIGNED)
@@ -298,11 +291,13 @@ FIGURES = {
     "16a": Figure("SFL: M, speed", PRESETS, minibatch_cells, show_speed, "Many minibatches are much slower."),
     "16b": Figure("SFL: M, against the clock", PRESETS, minibatch_cells, show_clock,
         "In the same time a middle number of minibatches gets farthest."),
-    "17": Figure("SFL: learning rate", PRESETS, rates, partial(show_sizes, add=partial(avoided, last=False)),
+    "17": Figure("SFL: learning rate", PRESETS, lambda p: ablation(p, {"learning_rate": LOW_RATE}),
+        partial(show_sizes, add=partial(avoided, last=False)),
         "A lower learning rate avoids the plateau, too, but takes too long."),
-    "18": Figure("SFL: COM", PRESETS, coms, partial(show_sizes, add=partial(avoided, last=True)),
+    "18": Figure("SFL: COM", PRESETS, lambda p: ablation(p, {"com": p.coms[0]}, {"com": p.coms[-1]}),
+        partial(show_sizes, add=partial(avoided, last=True)),
         "With a large COM the plateau is later and higher."),
-    "19": Figure("SFL: candidates, buffer", PRESETS, filters, partial(show_sizes, add=useless),
+    "19": Figure("SFL: candidates, buffer", PRESETS, filter_cells, partial(show_sizes, add=useless),
         "Neither more candidates nor these and a larger buffer prevent the plateau; more environments do."),
     "20": Figure("SFL: N, on hand-designed levels", PRESETS, env_cells, show_hand_designed,
         "The same order as on random levels: more environments end higher."),

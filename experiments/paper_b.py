@@ -195,8 +195,7 @@ def crossed(p: Preset, name: str, values: Sequence[Any]) -> Cells:
 class Games(Arms):
     """Arms over several games, compared by interquartile means of the normalised return."""
 
-    def __init__(self, d: Data, cells: Cells, label: Any):
-        super().__init__(d, cells, label, over_games)
+    compare = staticmethod(over_games)
 
     def iqm_curves(self, keys: Sequence[Any] | None = None, label: Any = None) -> list[Line]:
         """The interquartile mean over games and seeds, at common steps. No line for an arm with a missing run."""
