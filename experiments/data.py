@@ -93,12 +93,8 @@ class Data:
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
 
 
-STATISTICS: dict[str, Callable[[Data, Cell], np.ndarray]] = {
-    "final score": Data.final,
-    "score in the middle of the run": Data.middle,
-    "gain in the second half": Data.gain,
-}
-FINAL, MIDDLE, GAIN = STATISTICS
+FINAL, MIDDLE, GAIN = "final score", "score in the middle of the run", "gain in the second half"
+STATISTICS = {FINAL: Data.final, MIDDLE: Data.middle, GAIN: Data.gain}
 
 
 class Arms:

@@ -294,9 +294,9 @@ def metric_panels(arms: Arms, metrics: Sequence[str], games: Sequence[str]) -> P
     """Measurements over time, a panel for each and, of several games, for each game, side by side."""
     panels = {}
     for key, game in itertools.product(metrics, games):
-        found = [(k, arms.d.curve(runs[arms.d.p.games.index(game)], key)) for k, runs in arms.cells.items()]
+        of_game = {k: runs[arms.d.p.games.index(game)] for k, runs in arms.cells.items()}
         title = key.partition("/")[2].replace("_", " ") + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
-        panels[title] = [Line(arms.label(k), x, y) for k, (x, y) in found if len(x)]
+        panels[title] = Arms(arms.d, of_game, arms.label).curves(key)
     shows = f"Shown: {', '.join(games)}. {pictures.MEAN}, running mean over at most a thirtieth of the run. As logged: "
     shows += "each line on as many transitions as its updates have, at most 2,048"
     columns = min(len(games), pictures.COLUMNS) if len(games) > 1 else pictures.COLUMNS
