@@ -22,7 +22,6 @@ from common.run.arguments import UsageError, flag
 from common.run.checkpoints import checkpoint_updates
 
 ROOT = Path(__file__).parents[1]
-State = Literal["finished", "interrupted", "missing"]
 Say = Callable[[str], None]
 POLL = 0.1  # seconds between two looks at the runs
 
@@ -68,7 +67,7 @@ def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates:
     return replace(named(script, flags, varied, updates), parts=parts)
 
 
-def state(cell: Cell, folder: Path) -> State:
+def state(cell: Cell, folder: Path) -> Literal["finished", "interrupted", "missing"]:
     run = folder / cell.name
     try:
         if json.loads((run / "summary.json").read_text())["updates"] == cell.num_updates:
@@ -270,9 +269,9 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for depth, cells_of_depth in itertools.groupby(missing, lambda cell: cell.depth):
             stage = list(cells_of_depth)
-            for run in (folder / cell.name for cell in stage if state(cell, folder) == "missing"):
-                if not alive(run):
-                    shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint
+            for cell in stage:
+                if state(cell, folder) == "missing" and not alive(folder / cell.name):
+                    shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
             script = folder / f"{name}-{depth}.sbatch"
             # The commands are in the script, of which Slurm takes a copy: what is written later does not change a job.
             commands = "".join(shlex.join([sys.executable, *command(cell, folder)[1:]]) + "\n" for cell in stage)

@@ -291,7 +291,7 @@ def network_cells(p: Preset) -> Cells:
 
 
 def metric_panels(arms: Arms, metrics: Sequence[str], games: Sequence[str]) -> Picture:
-    """Measurements over time, a panel for each and, of several games, for each game, side by side."""
+    """Logged values over time, a panel for each and, of several games, for each game, side by side."""
     panels = {}
     for key, game in itertools.product(metrics, games):
         of_game = {k: runs[arms.d.p.games.index(game)] for k, runs in arms.cells.items()}

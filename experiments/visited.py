@@ -135,16 +135,14 @@ class Policies:
         if self._on_host:
             state = state._replace(environments=jax.tree.map(jnp.copy, self._like.environments))
         samples, count, axis = [], 0, self.axis
+        of_all_devices = lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])  # noqa: E731
         while count < MEASURED:
             state, _, sample = self._step(state)
-            rows = jax.tree.map(
-                lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch)
-            )
+            rows = jax.tree.map(of_all_devices, jax.device_get(sample.batch))
             samples.append(rows)
             count += rows.target.shape[axis]
         if self._on_host:
             self._like = self._like._replace(environments=jax.tree.map(jnp.copy, state.environments))
         order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
-        return state, sample._replace(
-            batch=jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
-        )
+        batch = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
+        return state, sample._replace(batch=batch)
