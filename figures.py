@@ -24,21 +24,16 @@ from tyro.conf import Positional, arg
 
 from benchmarks.report import git
 from common.run import arguments, plots
-from common.run.arguments import UsageError, flag
+from common.run.arguments import UsageError
 from common.run.command import main as run_main
 from common.run.folder import write_atomically
 from common.run.tracking import say
-from experiments import effects, grid, paper_a, paper_a_bowl, paper_a_gpu, paper_b, pictures, visited
+from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Cells, Data, each
 
-
-def in_order(name: str) -> tuple:
-    """A sort key: figures of paper A before those of paper B, then by number."""
-    return name.startswith("B"), int(re.match(r"\d*", name.removeprefix("B"))[0] or 99), name
-
-
-ALL = paper_a.FIGURES | paper_a_bowl.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
-FIGURES = {name: ALL[name] for name in sorted(ALL, key=in_order)}
+ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
+# Those of paper A first, then by number; BN last.
+FIGURES = {n: ALL[n] for n in sorted(ALL, key=lambda n: (n[0] == "B", int(re.sub(r"\D", "", n) or 99), n))}
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,8 @@ class Args:
 
     def again(self, *flags: str) -> list[str]:
         """The command line that makes these figures, with `flags` added."""
-        words = ["python", "figures.py", *self.names, "--preset", self.preset]
-        for name in ("runs_dir", "results_dir"):
-            if getattr(self, name) != getattr(Args, name):
-                words += [flag(name), getattr(self, name)]
-        return [*words, *flags]
+        folders = {n: getattr(self, n) for n in ("runs_dir", "results_dir") if getattr(self, n) != getattr(Args, n)}
+        return ["python", "figures.py", *self.names, "--preset", self.preset, *grid.spelled(folders), *flags]
 
     def output(self, name: str) -> Path:
         """The picture of a figure."""
@@ -107,13 +99,11 @@ def main(args: Args) -> None:
         return say(f"{len(missing)} of {len(cells)} runs are missing")
     if args.launch == "slurm" and missing:
         print("\n".join(grid.write_slurm(missing, folder, f"fig-{'-'.join(args.names)}"[:60])))
-        return say(
-            f"these commands submit {len(missing)} runs; {shlex.join(args.again('--launch', 'none'))} draws then"
-        )
+        draws = shlex.join(args.again("--launch", "none"))
+        return say(f"these commands submit {len(missing)} runs; {draws} draws then")
     if args.launch == "none" and len(missing) == len(cells):
-        raise UsageError(
-            f"--launch none: none of the {len(cells)} runs is finished in {folder}; leave it out to run them"
-        )
+        none = f"none of the {len(cells)} runs is finished in {folder}"
+        raise UsageError(f"--launch none: {none}; leave it out to run them")
     try:  # this and the next fail now, not after hours of runs
         Path(args.results_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,7 +144,6 @@ def draw(name: str, args: Args, folder: Path) -> None:
         + " COM: centre of mass of the proximal policy." * any("com" in of for of in flags)
     )
     out = args.output(name)
-    out.parent.mkdir(parents=True, exist_ok=True)
     pictures.save(shown, out, figure.title, caption)
     summary = {
         "figure": name,
@@ -185,7 +174,7 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
     mean, width = plots.mean_and_ci(y)
     thin = slice(None, None, max(1, len(x) // 32))
     return {
-        "command": shlex.join(["python", *shlex.split(record["command"])]),
+        "command": f"python {record['command']}",
         "jax": record["versions"].get("jax"),
         **{key: record.get(key) for key in ("git_commit", "git_dirty", "started", "machine", "devices")},
         "measure": data.p.performance,
@@ -195,16 +184,12 @@ def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:
 
 
 def write(out: Path, value: dict[str, Any]) -> None:
-    """Writes JSON, with each list of numbers on one line."""
-    text = json.dumps(rounded(value), indent=1)
-    text = re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{', '.join(found[0][1:-1].replace(',', ' ').split())}]", text)
-    write_atomically(out, text + "\n")
-
-
-def rounded(value: Any) -> Any:
-    """Prepares a value for JSON: rounds to six digits and turns what is not finite into null."""
+    """Writes JSON with six digits, null for what is not finite, and each list of numbers on one line."""
     text = json.dumps(value, default=lambda array: array.tolist())
-    return json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"), parse_constant=lambda _: None)
+    value = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"), parse_constant=lambda _: None)
+    one_line = lambda numbers: f"[{', '.join(numbers[0][1:-1].replace(',', ' ').split())}]"  # noqa: E731
+    text = re.sub(r'\[\n[^][{}"]*\]', one_line, json.dumps(value, indent=1))
+    write_atomically(out, text + "\n")
 
 
 def list_figures(args: Args) -> None:

@@ -54,20 +54,14 @@ class Data:
         kept = [line for line in before if line["update"] / run.num_updates > begin]
         return plots.series(kept or before[-1:], key)[1]
 
-    def curve(
-        self, run: Cell, key: str | None = None, updates: bool = False, clock: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """x [T], y [T, seeds] for a plot, over steps, updates or seconds (the mean over seeds): for training runs, a
+    def curve(self, run: Cell, key: str | None = None, over: str = "global_step") -> tuple[np.ndarray, np.ndarray]:
+        """x [T], y [T, seeds] for a plot, over steps, updates or time (the mean over seeds): for training runs, a
         running mean over at most a thirtieth of the run. A run with a source begins where it left that."""
-        lines = self.lines(run)
-        if clock:
-            lines = [line | {"global_step": np.mean(line["time"])} for line in lines]
+        lines = [line | {"global_step": np.mean(line[over])} for line in self.lines(run)]
         x, y = plots.series(lines, key or self.p.performance)
         if run.source is not None:
             flags = dict(run.source.flags)
             x = x + run.source_update * flags["num_envs"] * flags["num_steps"]
-        if updates and (last := self.lines(run)[-1:]):
-            x = x * (last[0]["update"] / last[0]["global_step"])
         smooth = run.script != "stochastic_opt" and len(y) >= 64
         return x, plots.running_mean(y, len(y) // 32) if smooth else y
 
@@ -99,20 +93,17 @@ class Data:
         return plots.mean_and_ci(np.log10(self.part(run, key, begin, end)).T)[0]
 
 
-STATISTICS: dict[str, Callable[[Data, Cell], np.ndarray]] = {
-    "final score": Data.final,
-    "score in the middle of the run": Data.middle,
-    "gain in the second half": Data.gain,
-}
-FINAL, MIDDLE, GAIN = STATISTICS
+FINAL, MIDDLE, GAIN = "final score", "score in the middle of the run", "gain in the second half"
+STATISTICS = {FINAL: Data.final, MIDDLE: Data.middle, GAIN: Data.gain}
 
 
 class Arms:
     """The arms of a figure, and the effects between them, which are named after what the arms are called."""
 
-    def __init__(self, d: Data, cells: Cells, label: Callable[[Any], str], compare: Any = None):
+    compare = staticmethod(effects.difference)
+
+    def __init__(self, d: Data, cells: Cells, label: Callable[[Any], str]):
         self.d, self.cells, self.label = d, cells, label
-        self.compare = compare or effects.difference
         self.effects: list[Effect] = []
 
     def samples(self, statistic: str | Callable, key: Any) -> np.ndarray:
@@ -121,26 +112,24 @@ class Arms:
         runs = self.cells[key]
         return of(self.d, runs) if isinstance(runs, Cell) else matrix([of(self.d, run) for run in runs])
 
-    def effect(
-        self, statistic: str | Callable, a: Any, b: Any = None, name: str = "", compare: Any = None, **wanted: Any
-    ) -> None:
+    def effect(self, statistic: str | Callable, a: Any, b: Any = None, name: str = "", **wanted: Any) -> None:
         """Adds a statistic of arm a less that of arm b, if there is one. A function as a statistic needs a name."""
         what = f"{name or statistic}, {self.label(a)}" + (f" less {self.label(b)}" if b is not None else "")
         samples = [self.samples(statistic, key) for key in (a, b) if key is not None]
-        self.effects.append((compare or self.compare)(what, *samples, **wanted))
+        self.add(what, *samples, **wanted)
 
-    def add(self, what: str, *samples: Any, **wanted: Any) -> None:
+    def add(self, what: str, *samples: Any, compare: Any = None, **wanted: Any) -> None:
         """Adds an effect between samples."""
-        self.effects.append(self.compare(what, *samples, **wanted))
+        self.effects.append((compare or self.compare)(what, *samples, **wanted))
 
     def same(self, statistic: str, a: Any, b: Any, margin: float) -> None:
         """Adds that two arms are equal up to `margin`, an effect for each side."""
         self.effect(statistic, a, b, above=-margin)
         self.effect(statistic, a, b, below=margin)
 
-    def best(self, keys: Sequence[Any], statistic: str | Callable = FINAL) -> Any:
-        """The arm with the highest mean."""
-        return max(keys, key=lambda key: np.nan_to_num(self.samples(statistic, key).mean(), nan=-np.inf))
+    def best(self, keys: Sequence[Any]) -> Any:
+        """The arm with the highest final score."""
+        return max(keys, key=lambda key: np.nan_to_num(self.samples(FINAL, key).mean(), nan=-np.inf))
 
     def not_below(self, best: Any, key: Any, margin: float) -> None:
         """Adds that `key` is not clearly below `best`, unless it is the best one itself."""
@@ -151,6 +140,22 @@ class Arms:
         """A line for each arm that has logged something."""
         found = [(k, self.d.curve(self.cells[k], key, **how)) for k in (self.cells if keys is None else keys)]
         return [Line((label or self.label)(k), x, y) for k, (x, y) in found if len(x)]
+
+    def panels(self, title: Callable[[Any], str], place: int = 0, **how: Any) -> dict[str, list[Line]]:
+        """A panel for each value at this place of the keys."""
+        of = {value: [k for k in self.cells if k[place] == value] for value in parts(self.cells, place)}
+        return {title(value): self.curves(keys=keys, **how) for value, keys in of.items()}
+
+
+def called(*flags: str) -> Callable[[Any], str]:
+    """Names an arm by its key, which is the value of one flag or those of several."""
+
+    def label(key: Any) -> str:
+        values = key if isinstance(key, tuple) else (key,)
+        named = zip(flags, values, strict=False)  # further values are not told
+        return " ".join(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}" for flag, value in named)
+
+    return label
 
 
 def matrix(columns: Sequence[np.ndarray]) -> np.ndarray:

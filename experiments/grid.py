@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -21,7 +22,6 @@ from common.run.arguments import UsageError, flag
 from common.run.checkpoints import checkpoint_updates
 
 ROOT = Path(__file__).parents[1]
-State = Literal["finished", "interrupted", "missing"]
 Say = Callable[[str], None]
 POLL = 0.1  # seconds between two looks at the runs
 
@@ -60,13 +60,14 @@ def named(
 
 def by_seed(script: str, flags: dict[str, Any], varied: dict[str, Any], updates: int) -> Cell:
     """Makes a cell with a run for each of the flags' seeds."""
-    first, count = flags.get("seed", 0), flags["num_seeds"]
-    one = lambda seed: named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)  # noqa: E731
-    runs = tuple(map(one, range(first, first + count)))
-    return replace(named(script, flags, varied, updates), parts=runs)
+    parts = tuple(
+        named(script, flags | {"seed": seed, "num_seeds": 1}, varied | {"seed": seed}, updates)
+        for seed in range(flags["num_seeds"])
+    )
+    return replace(named(script, flags, varied, updates), parts=parts)
 
 
-def state(cell: Cell, folder: Path) -> State:
+def state(cell: Cell, folder: Path) -> Literal["finished", "interrupted", "missing"]:
     run = folder / cell.name
     try:
         if json.loads((run / "summary.json").read_text())["updates"] == cell.num_updates:
@@ -101,15 +102,11 @@ def spelled(flags: dict[str, Any]) -> list[str]:
 def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     """Returns the runs of these cells and those that they start from, each once, sources first."""
     found: dict[str, Cell] = {}
-
-    def add(cell: Cell) -> None:
-        if cell.source is not None:
-            add(cell.source)
-        for run in cell.parts or (cell,):
-            found.setdefault(run.name, run)
-
     for cell in cells:
-        add(cell)
+        line = [cell]
+        while line[0].source is not None:
+            line.insert(0, line[0].source)
+        found |= {run.name: run for step in line for run in step.parts or (step,)}
     return sorted(found.values(), key=lambda cell: cell.depth)
 
 
@@ -119,7 +116,7 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
     SIGTERM makes all of them save and stop. `then` is called with each cell as soon as it is finished, and may give one
     to run next. -> what failed, a line each."""
     waiting = [cell for cell in with_sources(cells) if state(cell, folder) != "finished"]
-    running: list[tuple[Cell, subprocess.Popen, set[int], float]] = []
+    running: dict[str, tuple[Cell, subprocess.Popen, set[int], float]] = {}
     total, began, failed = len(waiting), time.perf_counter(), []
     free = shares(min(jobs, total))
 
@@ -128,24 +125,19 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
         minutes = (time.perf_counter() - began) / 60 / max(1, ended) * (total - ended)
         say(f"[{ended}/{total}] {what}" + f"; about {minutes:.0f} min left" * left)
 
-    def follow(cell: Cell) -> None:
-        following = then(cell)
-        waiting[:0] = [following] if following else []
-
     def choose() -> Cell | None:
         """Takes the next cell that need not wait; gives up what starts from a run that has failed."""
         for cell in list(waiting):
             source = cell.source
-            here = source in waiting or any(source == run[0] for run in running)
             # Before its state: it may end in between.
-            going = source is not None and (here or alive(folder / source.name))
-            ready = source is None or state(source, folder) == "finished"
-            if ready or not going:
-                waiting.remove(cell)
+            going = source and (source in waiting or source.name in running or alive(folder / source.name))
+            ready = not source or state(source, folder) == "finished"
+            if going and not ready:
+                continue
+            waiting.remove(cell)
             if ready:
                 return cell
-            if not going:
-                failed.append(f"{cell.name}: not started, {source.name} is not finished")
+            failed.append(f"{cell.name}: not started, {source.name} is not finished")
         return None
 
     with signals_caught() as caught:
@@ -158,27 +150,28 @@ def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: 
                         failed.append(f"{cell.name}: {error}")
                         continue
                     if process is not None:
-                        running.append((cell, process, free.pop(0), time.perf_counter()))
+                        running[cell.name] = cell, process, free.pop(0), time.perf_counter()
                     elif state(cell, folder) == "finished":
-                        follow(cell)
+                        waiting[:0] = filter(None, [then(cell)])
                     else:
                         tell(f"{cell.name}: left out, another process is running it")
-                for run in [run for run in running if run[1].poll() is not None]:
-                    cell, process, share, started = run
-                    running.remove(run)
+                for cell, process, share, started in list(running.values()):
+                    if process.poll() is None:
+                        continue
+                    del running[cell.name]
                     free.append(share)
                     if process.returncode:
-                        log = folder / f"{cell.name}.log"
-                        failed.append(f"{cell.name}: exit code {process.returncode}: {_last_line(log)}")
+                        said = (folder / f"{cell.name}.log").read_text(errors="replace").strip() or "it said nothing"
+                        failed.append(f"{cell.name}: exit code {process.returncode}: {said.splitlines()[-1]}")
                         tell(f"failed: {failed[-1]}")
                     else:
-                        follow(cell)
+                        waiting[:0] = filter(None, [then(cell)])
                         tell(f"{cell.name}: {time.perf_counter() - started:.0f} s", left=True)
                 time.sleep(POLL)
         finally:  # of a signal, or an error here
-            for _, process, *_ in running:
+            for _, process, *_ in running.values():
                 process.terminate()
-            for _, process, *_ in running:
+            for _, process, *_ in running.values():
                 process.wait()
     if caught:
         raise KeyboardInterrupt
@@ -190,11 +183,10 @@ def signals_caught() -> Iterator[list[int]]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP are only noted, in this list: the runs are in groups of their own, and would
     go on without anybody to wait for them. After it SIGHUP is ignored: a terminal that closes sends it twice."""
     caught: list[int] = []
-    # Ignored signals (SIGHUP under nohup) stay ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, lambda number, frame: caught.append(number))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as SIGHUP under nohup
+            signal.signal(number, lambda number, frame: caught.append(number))
     try:
         yield caught
     finally:
@@ -222,13 +214,7 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
     which the run inherits and holds until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        except OSError:
-            pass  # a file system without locks
-        if state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
+        if not _lock(log) or state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -256,20 +242,23 @@ def alive(run: Path) -> bool:
     return _locked(run.with_name(f"{run.name}.log")) or _locked(run / "source.py")
 
 
+def _lock(file: Any) -> bool:
+    """Takes the lock of an open file, if no other process has it. Where there are no locks, it always succeeds."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _locked(path: Path) -> bool:
     try:
         with open(path, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none, or no locks
+            return not _lock(file)
+    except OSError:  # there is none
         return False
-    return False
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
 
 
 def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
@@ -278,11 +267,11 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
     submit = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for depth in sorted({cell.depth for cell in missing}):
-            stage = [cell for cell in missing if cell.depth == depth]
-            for run in (folder / cell.name for cell in stage if state(cell, folder) == "missing"):
-                if not alive(run):
-                    shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint
+        for depth, cells_of_depth in itertools.groupby(missing, lambda cell: cell.depth):
+            stage = list(cells_of_depth)
+            for cell in stage:
+                if state(cell, folder) == "missing" and not alive(folder / cell.name):
+                    shutil.rmtree(folder / cell.name, ignore_errors=True)  # stopped before its first checkpoint
             script = folder / f"{name}-{depth}.sbatch"
             # The commands are in the script, of which Slurm takes a copy: what is written later does not change a job.
             commands = "".join(shlex.join([sys.executable, *command(cell, folder)[1:]]) + "\n" for cell in stage)

@@ -1,29 +1,28 @@
-"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task: presets, runs, pictures
-and effects. Those on the bowl are in paper_a_bowl.py, those that need a GPU in paper_a_gpu.py. The table of figures is
-at the end."""
+"""The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) on the analysis task and on the bowl: presets,
+runs, pictures and effects. Those that need a GPU are in paper_a_gpu.py. The table of figures is at the end."""
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from common.run import plots
 from experiments import effects
-from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, parts
+from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, called, matrix, parts
 from experiments.effects import Effect
 from experiments.grid import Cell, named
-from experiments.pictures import Line, Picture
+from experiments.pictures import MEAN, Line, Picture
 
 MARGIN = 0.1  # of the way from a random policy to a good one; less does not count as a difference
 FLAT = 0.05  # of that way, in the second half of a run; gaining less is a plateau
 TWICE, LITTLE = np.log10(2), np.log10(1.25)
 STEPS, UPDATES, DDR = "environment steps", "policy update steps", "data-to-divergence ratio (transitions per nat)"
 ENVS = "parallel environments (--num-envs)"
-UNSMOOTHED = "Mean and 95 % interval over seeds"
-LAST = f"{UNSMOOTHED} of the last tenth of each run"
+LAST = f"{MEAN} of the last tenth of each run"
 RECIPES = ("more-minibatches", "larger-minibatches", "larger-minibatches-sqrt-lr")
 
 # Presets: every flag of a run is here or in its figure's cells
@@ -125,16 +124,17 @@ def cell(p: Preset, script: str, total: int | None = None, source: Cell | None =
 ewma, ppo = partial(cell, script="ppo_ewma"), partial(cell, script="ppo")
 
 
-def com_cells(p: Preset) -> Cells:
-    return {com: ewma(p, com=com) for com in p.coms}
+def sweep(run: Any, **grids: Callable[[Preset], Sequence[Any]]) -> Callable[[Preset], Cells]:
+    """Returns the cells of all combinations of several flags, with the budget of sweeps. grids: flag -> its values."""
+
+    def cells(p: Preset) -> Cells:
+        keys = itertools.product(*(values(p) for values in grids.values()))
+        return {key: run(p, total=p.sweep_timesteps, **dict(zip(grids, key, strict=True))) for key in keys}
+
+    return cells
 
 
-def com_label(com: float) -> str:
-    return f"--com {com:g}"
-
-
-def pair_label(pair: tuple[float, float]) -> str:
-    return f"--com {pair[0]:g} --clip-eps {pair[1]:g}"
+com_label = called("--com")
 
 
 # Figures 1, 2 and 5: the size of the outer step
@@ -147,21 +147,13 @@ def plateau(arms: Arms, weak: Any, good: Any) -> None:
     arms.effect(FINAL, good, weak, above=MARGIN)
 
 
-def show_step_size(d: Data, cells: Cells) -> Shown:
-    arms, strong = Arms(d, cells, com_label), d.p.coms[-1]
-    plateau(arms, d.p.weak_com, d.p.good_com)
-    arms.effect(FINAL, d.p.good_com, strong, above=MARGIN)
-    arms.effect(GAIN, strong, above=FLAT)
-    return Picture({"": arms.curves()}, STEPS, d.p.axis), arms.effects
-
-
-def show_regularisation(d: Data, cells: Cells, flag: str) -> Shown:
-    """A value is slow if it is behind in the middle of the run, even if it catches up."""
-    arms, p = Arms(d, cells, lambda value: f"{flag} {value:g}"), d.p
+def show_regularisation(d: Data, cells: Cells, flag: str, behind: str = MIDDLE) -> Shown:
+    """By default a value is slow if it is behind in the middle of the run, even if it catches up."""
+    arms, p = Arms(d, cells, called(flag)), d.p
     com, eps = (p.weak_com, p.good_com, p.coms[-1]), (p.weak_eps, p.good_eps, p.epsilons[0])
     weak, good, strong = com if flag == "--com" else eps
     plateau(arms, weak, good)
-    arms.effect(MIDDLE, good, strong, above=MARGIN)
+    arms.effect(behind, good, strong, above=MARGIN)
     arms.effect(GAIN, strong, above=FLAT)
     return Picture({"": arms.curves()}, STEPS, p.axis), arms.effects
 
@@ -184,14 +176,11 @@ def show_stays_large(d: Data, cells: Cells, key: str) -> Shown:
 def switched(arms: Arms, large: float, small: float) -> None:
     """Adds that a run's present step size decides, not the one that it began with. Keys: (first, then). Runs with the
     same `first` share their past, so that their differences are taken seed by seed."""
-    end = {key: arms.samples(FINAL, key) for key in ((large, large), (small, small), (large, small), (small, large))}
-    cured, spoilt = (large, small), (small, large)
-    what = f"{FINAL}, {arms.label(cured)} less {arms.label((large, large))}"
-    arms.add(what, end[cured] - end[large, large], above=MARGIN)
-    arms.same(FINAL, cured, (small, small), MARGIN)
-    what = f"{FINAL}, {arms.label((small, small))} less {arms.label(spoilt)}"
-    arms.add(what, end[small, small] - end[spoilt], above=MARGIN)
-    arms.same(FINAL, spoilt, (large, large), MARGIN)
+    cured, spoilt, bad, good = (large, small), (small, large), (large, large), (small, small)
+    for better, worse, changed, like in ((cured, bad, cured, good), (good, spoilt, spoilt, bad)):
+        gain = arms.samples(FINAL, better) - arms.samples(FINAL, worse)
+        arms.add(f"{FINAL}, {arms.label(better)} less {arms.label(worse)}", gain, above=MARGIN)
+        arms.same(FINAL, changed, like, MARGIN)
 
 
 def changed_com_cells(p: Preset) -> Cells:
@@ -214,16 +203,14 @@ def show_changed_com(d: Data, cells: Cells) -> Shown:
 # Figures 4 and 6: the inner loop
 
 
-def score_line(arms: Arms, label: str, x: Sequence[float], keys: Sequence[Any]) -> Line:
-    """A line of the arms' final scores, converted back to returns or solve rates."""
-    scores, p = [arms.samples(FINAL, key) for key in keys], arms.d.p
-    seeds = max(len(s) for s in scores)
-    y = np.array([np.pad(s, (0, seeds - len(s)), constant_values=np.nan) for s in scores])
-    return Line(label, np.array(x, np.float64), p.low + y * (p.high - p.low), "points")
-
-
-def score_axis(p: Preset) -> str:
-    return f"final {p.axis} (last tenth of the run)"
+def score_picture(arms: Arms, x_label: str, lines: dict[str, dict[float, Any]]) -> Picture:
+    """The final scores of arms, converted back to returns or solve rates. lines: by label, the arm at each x."""
+    p, drawn = arms.d.p, []
+    for label, keys in lines.items():
+        scores = matrix([arms.samples(FINAL, key) for key in keys.values()]).T
+        drawn.append(Line(label, np.array([*keys], np.float64), p.low + scores * (p.high - p.low), "points"))
+    y_label = f"final {p.axis} (last tenth of the run)"
+    return Picture({"": drawn}, x_label, y_label, log_x=True, shows=LAST)
 
 
 def show_learning_rates(d: Data, cells: Cells) -> Shown:
@@ -231,63 +218,46 @@ def show_learning_rates(d: Data, cells: Cells) -> Shown:
     arms = Arms(d, cells, lambda k: f"--com {k[0]:g} --learning-rate {k[1]:g}" + " --anneal-lr" * k[2])
     coms, rates = parts(cells, 0), parts(cells, 1)
     better = {(com, rate): arms.best([(com, rate, a) for a in (False, True)]) for com in coms for rate in rates}
-    lines = [score_line(arms, com_label(com), rates, [better[com, rate] for rate in rates]) for com in coms]
+    lines = {com_label(com): {rate: better[com, rate] for rate in rates} for com in coms}
     tops = {com: arms.best([better[com, rate] for rate in rates]) for com in coms}
     arms.effect(FINAL, tops[coms[-1]], tops[coms[0]], above=MARGIN)
     for com in coms[:-1]:
         arms.not_below(tops[com], better[com, tops[coms[-1]][1]], MARGIN)
-    x_label = "Adam's learning rate (--learning-rate)"
-    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=LAST), arms.effects
+    return score_picture(arms, "Adam's learning rate (--learning-rate)", lines), arms.effects
 
 
 def show_epochs(d: Data, cells: Cells, flag: str) -> Shown:
     """A panel per value, from weak to strong regularisation. The strongest ε is 0: that it learns at all, with many
     epochs, is part of the claim, so there any difference is enough."""
-    arms = Arms(d, cells, lambda k: f"{flag} {k[0]:g} --update-epochs {k[1]}")
-    values, epochs = parts(cells, 0), parts(cells, 1)
-    panels = {
-        f"{flag} {value:g}": arms.curves(None, [(value, e) for e in epochs], lambda k: f"--update-epochs {k[1]}")
-        for value in values
-    }
-    weak, strong = values[0], values[-1]
+    arms = Arms(d, cells, called(flag, "--update-epochs"))
+    (weak, *_, strong), epochs = parts(cells, 0), parts(cells, 1)
     arms.effect(FINAL, arms.best([(weak, e) for e in epochs[:-1]]), (weak, epochs[-1]), above=MARGIN)
     arms.effect(FINAL, (strong, epochs[-1]), (strong, epochs[0]), above=MARGIN if strong else 0.0)
+    panels = arms.panels(called(flag), label=lambda k: f"--update-epochs {k[1]}")
     return Picture(panels, STEPS, d.p.axis), arms.effects
 
 
 # Figures 7 and 8: data per update
 
 
-def batch_cells(p: Preset, run: Any, name: str, values: Sequence[float]) -> Cells:
+def batch_cells(p: Preset, run: Any, **grid: Sequence[float]) -> Cells:
     """The batch varies at the base's M, so minibatches grow. Updates are equally many, so larger batches see more."""
-    size = p.base["num_envs"] * p.base["num_steps"]
-    minibatches = p.base.get("num_minibatches") or size // p.base["minibatch_size"]
-    return {
-        (value, envs): run(
-            p, total=p.batch_updates * envs * p.base["num_steps"], num_envs=envs, num_minibatches=minibatches,
-            **{name: value},
-        )
-        for value in values for envs in p.batch_envs
-    }  # fmt: skip
+    (name, values), steps = *grid.items(), p.base["num_steps"]
+    m = p.base.get("num_minibatches") or p.base["num_envs"] * steps // p.base["minibatch_size"]
+    fixed = lambda n: {"total": p.batch_updates * n * steps, "num_envs": n, "num_minibatches": m}  # noqa: E731
+    return {(value, n): run(p, **fixed(n), **{name: value}) for value in values for n in p.batch_envs}
 
 
 def show_batches(d: Data, cells: Cells, flag: str) -> Shown:
     """The first value of `flag` is the weak one, the second the good one."""
-    arms = Arms(d, cells, lambda k: f"{flag} {k[0]:g} --num-envs {k[1]}")
-    values, envs = parts(cells, 0), parts(cells, 1)
-    steps = d.p.base["num_steps"]
-    panels = {
-        f"{flag} {value:g}": arms.curves(
-            None, [(value, n) for n in envs], lambda k: f"--num-envs {k[1]}: {k[1] * steps:,} transitions", updates=True
-        )
-        for value in values
-    }
-    (weak, good), small, large = values[:2], envs[0], envs[-1]
+    arms = Arms(d, cells, called(flag, "--num-envs"))
+    (weak, good, *_), (small, *_, large) = parts(cells, 0), parts(cells, 1)
     arms.effect(FINAL, (weak, large), (weak, small), above=MARGIN)
     lost = [arms.samples(FINAL, (good, n)) - arms.samples(FINAL, (weak, n)) for n in (small, large)]
     what = f"what {flag} {weak:g} loses against {good:g}, {small} environments less {large}"
     arms.add(what, *lost, above=MARGIN)
-    return Picture(panels, UPDATES, d.p.axis), arms.effects
+    label = lambda k: f"--num-envs {k[1]}: {k[1] * d.p.base['num_steps']:,} transitions"  # noqa: E731
+    return Picture(arms.panels(called(flag), label=label, over="update"), UPDATES, d.p.axis), arms.effects
 
 
 def ddr_cells(p: Preset) -> Cells:
@@ -305,29 +275,29 @@ def ddr_cells(p: Preset) -> Cells:
 def show_ddr(d: Data, cells: Cells) -> Shown:
     """A dot for each seed of each run: the median of its DDR and its best score, up to a budget. In the effects a
     sample is the mean of a run's seeds; the best fifth of the runs is chosen on other seeds than those compared."""
-    budgets = [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
+    p, budgets = d.p, [d.p.sweep_timesteps // n for n in (8, 4, 2, 1)]
     # Long runs log more rarely than short ones, so lines are averaged over as many steps in all of them.
     flags = [dict(run.flags) for run in cells.values()]
     width = max(of["log_every"] * of["num_envs"] * of["num_steps"] for of in flags)
-    dots = {budget: np.stack([up_to(d, run, budget, width) for run in cells.values()]) for budget in budgets}
-    known = np.all([np.isfinite(xy).all((1, 2)) for xy in dots.values()], axis=0)  # not of diverged ones
-    dots = {budget: xy[known] if known.any() else xy for budget, xy in dots.items()}  # [runs, seeds, 2]
-    lines = []
-    for budget, xy in dots.items():
-        y = d.p.low + xy[..., 1].reshape(-1, 1) * (d.p.high - d.p.low)
-        lines.append(Line(f"up to {budget:,} steps", xy[..., 0].ravel(), y, "dots"))
-    ddr, score = np.log10(dots[budgets[-1]][..., 0]).mean(1), dots[budgets[-1]][..., 1]
-    fifths = np.array_split(np.argsort(ddr), 5)
+    dots = np.array([[up_to(d, run, budget, width) for run in cells.values()] for budget in budgets])
+    known = np.isfinite(dots).all((0, 2, 3))  # not of diverged ones
+    dots = dots[:, known] if known.any() else dots  # [budgets, runs, seeds, 2]
+    lines = [
+        Line(f"up to {budget:,} steps", x.ravel(), p.low + y.reshape(-1, 1) * (p.high - p.low), "dots")
+        for budget, x, y in zip(budgets, dots[..., 0], dots[..., 1], strict=True)
+    ]
+    ddr, score = np.log10(dots[-1, ..., 0]).mean(1), dots[-1, ..., 1]
+    lowest, *inner, highest = np.array_split(np.argsort(ddr), 5)
     tested = score[:, 1::2].mean(1) if score.shape[1] > 1 else np.full(len(score), np.nan)
-    inner = max(fifths[1:4], key=lambda fifth: score[fifth, ::2].mean())
+    best = tested[max(inner, key=lambda fifth: score[fifth, ::2].mean())]
     what = "best score, an inner fifth of the runs (by DDR) less the fifth of"
     found = [
-        effects.difference(f"{what} lowest DDR", tested[inner], tested[fifths[0]], above=MARGIN),
-        effects.difference(f"{what} highest DDR", tested[inner], tested[fifths[-1]], above=MARGIN),
-        peak_shift(dots[budgets[0]].mean(1), dots[budgets[-1]].mean(1)),
+        effects.difference(f"{what} lowest DDR", best, tested[lowest], above=MARGIN),
+        effects.difference(f"{what} highest DDR", best, tested[highest], above=MARGIN),
+        peak_shift(dots[0].mean(1), dots[-1].mean(1)),
     ]
     how = "Dots: best running mean of the return and median DDR of each seed"
-    return Picture({"": lines}, DDR, f"best {d.p.axis} so far", log_x=True, shows=how), found
+    return Picture({"": lines}, DDR, f"best {p.axis} so far", log_x=True, shows=how), found
 
 
 def peak_shift(first: np.ndarray, last: np.ndarray) -> Effect:
@@ -372,30 +342,19 @@ def recipe_cells(p: Preset) -> Cells:
     return {(r, n): same if n == base else other(r, n) for r in RECIPES for n in p.scaled_envs}
 
 
-def recipe_arms(d: Data, cells: Cells) -> Arms:
-    """The effects of figures 9 and 14: the first recipe is nowhere clearly worse than another one, and the second is
-    worse than the first where its minibatches are small."""
-    arms = Arms(d, cells, lambda key: f"--scaling {key[0]} --num-envs {key[1]}")
+def show_recipes(d: Data, cells: Cells, curves: bool) -> Shown:
+    """The first recipe is nowhere clearly worse than another one, and the second is worse than the first where its
+    minibatches are small."""
+    arms = Arms(d, cells, called("--scaling", "--num-envs"))
     recipes, envs = parts(cells, 0), parts(cells, 1)
     for n in (n for n in envs if n != d.p.base["num_envs"]):
         arms.not_below(arms.best([(recipe, n) for recipe in recipes]), (recipes[0], n), MARGIN)
     arms.effect(FINAL, (recipes[0], envs[0]), (recipes[1], envs[0]), above=MARGIN)
-    return arms
-
-
-def show_recipes(d: Data, cells: Cells) -> Shown:
-    arms, recipes = recipe_arms(d, cells), parts(cells, 0)
-    panels = {
-        f"--num-envs {n}": arms.curves(None, [(r, n) for r in recipes], lambda key: f"--scaling {key[0]}")
-        for n in parts(cells, 1)
-    }
-    return Picture(panels, STEPS, d.p.axis), arms.effects
-
-
-def show_recipes_by_envs(d: Data, cells: Cells) -> Shown:
-    arms, envs = recipe_arms(d, cells), parts(cells, 1)
-    lines = [score_line(arms, f"--scaling {r}", envs, [(r, n) for n in envs]) for r in parts(cells, 0)]
-    return Picture({"": lines}, ENVS, score_axis(d.p), log_x=True, shows=LAST), arms.effects
+    if curves:
+        panels = arms.panels(called("--num-envs"), place=1, label=called("--scaling"))
+        return Picture(panels, STEPS, d.p.axis), arms.effects
+    lines = {f"--scaling {r}": {n: (r, n) for n in envs} for r in recipes}
+    return score_picture(arms, ENVS, lines), arms.effects
 
 
 def speed_cells(p: Preset) -> Cells:
@@ -407,8 +366,9 @@ def speed_cells(p: Preset) -> Cells:
 def show_recipe_speed(d: Data, cells: Cells) -> Shown:
     """A run's seeds share one speed, so its spread is over ten parts of it. The premise: epochs take less than half of
     the time. Of t(E) = a + bE the epochs have less than half if t(E / 2) > 3/4 t(E)."""
-    label = lambda key: "half the epochs" if key == "half" else f"--scaling {key[0]} --num-envs {key[1]}"  # noqa: E731
-    arms, base = Arms(d, cells, label), d.p.base["num_envs"]
+    label = called("--scaling", "--num-envs")
+    arms = Arms(d, cells, lambda key: "half the epochs" if key == "half" else label(key))
+    base = d.p.base["num_envs"]
     tenths = [(i / 10, (i + 1) / 10) for i in range(10)]
 
     def speed(d: Data, run: Cell) -> np.ndarray:
@@ -420,10 +380,8 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
         by_speed = sorted(((r, n) for r in RECIPES), key=lambda key: arms.samples(speed, key).mean())
         arms.effect(speed, by_speed[-1], by_speed[0], name, below=LITTLE)
     x = np.array(d.p.scaled_envs, np.float64)
-    lines = [
-        Line(f"--scaling {r}", x, 10 ** np.array([arms.samples(speed, (r, n)) for n in d.p.scaled_envs]), "points")
-        for r in RECIPES
-    ]
+    of = {r: np.array([arms.samples(speed, (r, n)) for n in d.p.scaled_envs]) for r in RECIPES}
+    lines = [Line(f"--scaling {r}", x, 10**speeds, "points") for r, speeds in of.items()]
     how = "One run each, all its seeds at once; mean and 95 % interval over ten parts of it"
     y_label = "steps per second, learning included"
     return Picture({"": lines}, ENVS, y_label, log_x=True, shows=how), arms.effects
@@ -432,53 +390,95 @@ def show_recipe_speed(d: Data, cells: Cells) -> Shown:
 # Figure 12: COM and ε
 
 
-def trade_arms(d: Data, cells: Cells) -> Arms:
-    """The effects of figure 12: for each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no
-    COM rescues too large an epsilon."""
-    arms, coms, epsilons = Arms(d, cells, pair_label), parts(cells, 0), parts(cells, 1)
-    best = arms.best(list(cells))
+def show_trade(d: Data, cells: Cells, best_only: bool) -> Shown:
+    """For each COM some epsilon makes up for it, the COM matters at a fixed epsilon, and no COM rescues too large an
+    epsilon."""
+    arms, coms, epsilons = Arms(d, cells, called("--com", "--clip-eps")), parts(cells, 0), parts(cells, 1)
+    best, tops = arms.best(list(cells)), {com: arms.best([(com, eps) for eps in epsilons]) for com in coms}
     for com in coms:
-        arms.not_below(best, arms.best([(com, eps) for eps in epsilons]), MARGIN)
-    fixed = sorted(((com, d.p.good_eps) for com in coms), key=lambda key: arms.samples(FINAL, key).mean())
+        arms.not_below(best, tops[com], MARGIN)
+    same = {com: (com, d.p.good_eps) for com in coms}
+    fixed = sorted(same.values(), key=lambda key: arms.samples(FINAL, key).mean())
     arms.effect(FINAL, fixed[-1], fixed[0], above=MARGIN)
     arms.effect(FINAL, best, arms.best([(com, epsilons[-1]) for com in coms]), above=MARGIN)
-    return arms
+    if best_only:
+        lines = {"the best --clip-eps for each COM": tops, f"--clip-eps {d.p.good_eps:g}": same}
+        x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
+        return score_picture(arms, x_label, lines), arms.effects
+    lines = {com_label(com): {eps: (com, eps) for eps in epsilons} for com in coms}
+    return score_picture(arms, "--clip-eps", lines), arms.effects
 
 
-def show_best_eps(d: Data, cells: Cells) -> Shown:
-    arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
-    tops = [arms.best([(com, eps) for eps in epsilons]) for com in coms]
-    lines = [
-        score_line(arms, "the best --clip-eps for each COM", coms, tops),
-        score_line(arms, f"--clip-eps {d.p.good_eps:g}", coms, [(com, d.p.good_eps) for com in coms]),
-    ]
-    x_label = "centre of mass of the proximal policy (--com, minibatch steps)"
-    return Picture({"": lines}, x_label, score_axis(d.p), log_x=True, shows=LAST), arms.effects
+# The bowl, noisy gradient descent: its performance is the score
+
+RATES = (0.9, 0.5, 0.1, 0.01, 0.001)
+PLATEAU, GOOD, SWITCH = 0.5, 0.01, 500
+DISTANCE, THEORY = "charts/negative_distance", "theory/negative_distance"
+BOWL = {"laptop": SimpleNamespace(about="the bowl", performance=DISTANCE, scale=lambda run: (0.0, 1.0))}
+rate_label = called("--learning-rate")
 
 
-def show_pairs(d: Data, cells: Cells) -> Shown:
-    arms, coms, epsilons = trade_arms(d, cells), parts(cells, 0), parts(cells, 1)
-    lines = [score_line(arms, com_label(com), epsilons, [(com, eps) for eps in epsilons]) for com in coms]
-    return Picture({"": lines}, "--clip-eps", score_axis(d.p), log_x=True, shows=LAST), arms.effects
+def bowl(**varied: Any) -> Cell:
+    """A run of the noisy convex problem, with 20 seeds since they cost nothing."""
+    flags = {"num_seeds": 20, "num_steps": 1000} | varied
+    return named("stochastic_opt", flags, varied, flags["num_steps"])
+
+
+def bowl_cells(p: SimpleNamespace) -> Cells:
+    return {rate: bowl(learning_rate=rate) for rate in RATES}
+
+
+def bowl_picture(arms: Arms, marks: Sequence[float] = ()) -> Picture:
+    """The runs beside each other and beside the theory."""
+    drawn = [arms.d.curve(run, THEORY) for run in arms.cells.values()]
+    lines = arms.curves() + [Line("theory", x, y, "theory") for x, y in drawn if len(x)]
+    return Picture({"": lines}, "gradient steps", plots.AXIS_LABELS[DISTANCE], marks=marks, shows=MEAN)
+
+
+def show_bowl(d: Data, cells: Cells) -> Shown:
+    arms, small = Arms(d, cells, rate_label), RATES[-1]
+    arms.effect(GAIN, PLATEAU, below=FLAT)
+    arms.effect(FINAL, GOOD, PLATEAU, above=MARGIN)
+    arms.effect(FINAL, GOOD, small, above=MARGIN)
+    arms.effect(GAIN, small, above=FLAT)
+    for rate, run in cells.items():
+        off = d.final(run) / d.part(run, THEORY, 0.9, 1.0).mean() - 1
+        what = f"final −‖x‖ over that of the theory, {rate_label(rate)}, less 1"
+        arms.add(what, off, above=-0.05)
+        arms.add(what, off, below=0.05)
+    return bowl_picture(arms), arms.effects
+
+
+def show_bowl_updates(d: Data, cells: Cells) -> Shown:
+    """That a step on the plateau keeps its size and exceeds the distance to the optimum."""
+    arms, key, run = Arms(d, cells, rate_label), "outer/update_norm", cells[PLATEAU]
+    late, early = d.log_mean(run, key), d.log_mean(run, key, 0.2, 0.3)
+    name = f"log10 of {key}, {rate_label(PLATEAU)}"
+    arms.effect(GAIN, PLATEAU, below=FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, above=-FLAT)
+    arms.add(f"{name}, end less first quarter", late - early, below=FLAT)
+    arms.add(f"{name}, over ‖x‖ at the end", late - np.log10(-d.final(run)), above=0.0)
+    y_label = plots.AXIS_LABELS[key]
+    return Picture({"": arms.curves(key)}, "gradient steps", y_label, log_y=True, shows=MEAN), arms.effects
+
+
+def bowl_switch_cells(p: SimpleNamespace) -> Cells:
+    stay = {(a, a): bowl(learning_rate=a) for a in (PLATEAU, GOOD)}
+    pairs = ((PLATEAU, GOOD), (GOOD, PLATEAU))
+    return stay | {(a, b): bowl(learning_rate=a, switch_step=SWITCH, switch_learning_rate=b) for a, b in pairs}
+
+
+def show_changed_rate(d: Data, cells: Cells) -> Shown:
+    arms = Arms(d, cells, lambda key: rate_label(key[0]) + (f", then {key[1]:g}" if key[0] != key[1] else ""))
+    switched(arms, PLATEAU, GOOD)
+    return bowl_picture(arms, marks=(SWITCH,)), arms.effects
 
 
 # The figures
 
 
-def learning_rate_cells(p: Preset) -> Cells:
-    coms = [com for com in p.coms if p.weak_com <= com <= p.good_com]
-    varied = itertools.product(coms, p.learning_rates, (False, True))
-    return {key: ewma(p, total=p.sweep_timesteps, com=key[0], learning_rate=key[1], anneal_lr=key[2]) for key in varied}
-
-
-def sweep_cells(run: Any, **grids: Callable[[Preset], Sequence[Any]]) -> Callable[[Preset], Cells]:
-    """Returns the cells of all combinations of two flags, with the budget of sweeps. grids: flag -> its values."""
-
-    def cells(p: Preset) -> Cells:
-        pairs = itertools.product(*(values(p) for values in grids.values()))
-        return {key: run(p, total=p.sweep_timesteps, **dict(zip(grids, key, strict=True))) for key in pairs}
-
-    return cells
+def com_cells(p: Preset) -> Cells:
+    return {com: ewma(p, com=com) for com in p.coms}
 
 
 WEAK_EARLY = "plateaus early, strong regularisation is slow."
@@ -486,45 +486,51 @@ MORE_EPOCHS = "With weak regularisation more epochs end lower; with strong, few 
 TOLERATE = "Large batches tolerate weak regularisation far better."
 RECIPE_CLAIM = "More minibatches of the same size are reliable; larger ones at the same rate are worse where small."
 TRADE = "For every COM some ε does about as well as the best pair; an extreme ε never does."
-epochs_by = {
-    "--com": sweep_cells(ewma, com=lambda p: p.epoch_coms, update_epochs=lambda p: p.epochs),
-    "--clip-eps": sweep_cells(ppo, clip_eps=lambda p: p.epoch_epsilons, update_epochs=lambda p: p.epochs),
-}
-batches_by = {
-    "--com": lambda p: batch_cells(p, ewma, "com", p.epoch_coms),
-    "--clip-eps": lambda p: batch_cells(p, ppo, "clip_eps", [eps for eps in p.epoch_epsilons if eps]),
-}
-pair_cells = sweep_cells(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.grid_epsilons)
+pair_cells = sweep(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.grid_epsilons)
 # fmt: off
 FIGURES = {
-    "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, show_step_size,
+    "1a": Figure("COM in PPO-EWMA", PRESETS, com_cells, partial(show_regularisation, flag="--com", behind=FINAL),
         "Too low a COM (too large an outer step) plateaus early and low; too high a COM learns too slowly."),
+    "1b": Figure("Step size on the bowl", BOWL, bowl_cells, show_bowl,
+        "The same as in PPO: too large a step ends on a plateau, too small a one does not arrive in time."),
+    "2a": Figure("Step size on the bowl: size of each update", BOWL, bowl_cells, show_bowl_updates,
+        "With too large a step the updates stay large while the loss stagnates."),
     "2b": Figure("COM: gradient norm", PRESETS, com_cells, partial(show_stays_large, key="outer/grad_norm"),
         "With a low COM the gradient norm stays large while the performance stagnates."),
     "2c": Figure("COM: KL of an update", PRESETS, com_cells, partial(show_stays_large, key="outer/kl"),
         "With a low COM the policy goes on moving far in every update while the performance stagnates."),
     "3a": Figure("COM, changed half-way", PRESETS, changed_com_cells, show_changed_com,
         "Raising the COM after the plateau resumes learning up to that COM's own level; lowering it falls back."),
-    "4": Figure("Learning rate × COM, annealed or not", PRESETS, learning_rate_cells, show_learning_rates,
+    "3b": Figure("Step size on the bowl, changed half-way", BOWL, bowl_switch_cells, show_changed_rate,
+        "The same: a run ends where its present step size takes it, whatever it began with."),
+    "4": Figure("Learning rate × COM, annealed or not", PRESETS,
+        sweep(
+            ewma, com=lambda p: [com for com in p.coms if p.weak_com <= com <= p.good_com],
+            learning_rate=lambda p: p.learning_rates, anneal_lr=lambda p: (False, True),
+        ), show_learning_rates,
         "No learning rate, annealed or not, rescues a low COM; about the same one is best for every COM."),
     "5a": Figure("COM", PRESETS, com_cells, partial(show_regularisation, flag="--com"),
         f"Weak regularisation (low COM) {WEAK_EARLY}"),
     "5b": Figure("ε", PRESETS, lambda p: {eps: ppo(p, clip_eps=eps) for eps in p.epsilons},
         partial(show_regularisation, flag="--clip-eps"), f"Weak regularisation (large ε) {WEAK_EARLY}"),
-    "6a": Figure("Epochs × COM", PRESETS, epochs_by["--com"], partial(show_epochs, flag="--com"), f"{MORE_EPOCHS}."),
-    "6b": Figure("Epochs × ε", PRESETS, epochs_by["--clip-eps"], partial(show_epochs, flag="--clip-eps"),
-        f"{MORE_EPOCHS}; even ε = 0 learns with many."),
-    "7a": Figure("N × COM, the same number of updates", PRESETS, batches_by["--com"],
+    "6a": Figure("Epochs × COM", PRESETS, sweep(ewma, com=lambda p: p.epoch_coms, update_epochs=lambda p: p.epochs),
+        partial(show_epochs, flag="--com"), f"{MORE_EPOCHS}."),
+    "6b": Figure("Epochs × ε", PRESETS,
+        sweep(ppo, clip_eps=lambda p: p.epoch_epsilons, update_epochs=lambda p: p.epochs),
+        partial(show_epochs, flag="--clip-eps"), f"{MORE_EPOCHS}; even ε = 0 learns with many."),
+    "7a": Figure("N × COM, the same number of updates", PRESETS, lambda p: batch_cells(p, ewma, com=p.epoch_coms),
         partial(show_batches, flag="--com"), TOLERATE),
-    "7b": Figure("N × ε, the same number of updates", PRESETS, batches_by["--clip-eps"],
+    "7b": Figure("N × ε, the same number of updates", PRESETS,
+        lambda p: batch_cells(p, ppo, clip_eps=[eps for eps in p.epoch_epsilons if eps]),
         partial(show_batches, flag="--clip-eps"), TOLERATE),
     "8": Figure("Data-to-divergence ratio, all runs of 5, 6 and 12", PRESETS, ddr_cells, show_ddr,
         "Performance falls at both ends; the best ratio rises with the budget."),
-    "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, show_recipes, RECIPE_CLAIM),
-    "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, show_best_eps, TRADE),
-    "12b": Figure("COM × ε", PRESETS, pair_cells, show_pairs, TRADE),
+    "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, partial(show_recipes, curves=True),
+        RECIPE_CLAIM),
+    "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, partial(show_trade, best_only=True), TRADE),
+    "12b": Figure("COM × ε", PRESETS, pair_cells, partial(show_trade, best_only=False), TRADE),
     "13": Figure("N by three recipes: speed", PRESETS, speed_cells, show_recipe_speed,
         "There is little difference in speed where the task is bound by sampling."),
-    "14": Figure("N by three recipes", LARGE, recipe_cells, show_recipes_by_envs, RECIPE_CLAIM),
+    "14": Figure("N by three recipes", LARGE, recipe_cells, partial(show_recipes, curves=False), RECIPE_CLAIM),
 }
 # fmt: on

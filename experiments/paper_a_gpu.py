@@ -1,10 +1,10 @@
 """The figures of Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) that need a GPU: SFL on Kinetix (section 6 and
 appendices D to F) and the robot hands (figure 10). Each seed is a run of its own, because several would not fit."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from common.run import plots
 from common.run.arguments import flag
 from experiments import paper_a
-from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, parts
+from experiments.data import FINAL, GAIN, MIDDLE, Arms, Cells, Data, Figure, Shown, called, matrix, parts
 from experiments.grid import Cell, by_seed
-from experiments.paper_a import LITTLE, STEPS, UNSMOOTHED
-from experiments.pictures import Line, Picture
+from experiments.paper_a import LITTLE, STEPS
+from experiments.pictures import MEAN, Line, Picture
 
 MARGIN, FLAT = 0.05, 0.02  # of solve rate: a difference that counts, and a gain that is a plateau
 ENOUGH = {"s": 65536}  # environments, by size of levels
@@ -42,7 +42,6 @@ class Preset:
     evaluations: int = 16  # per run
 
     performance = "eval/solve_rate"
-    axis = plots.AXIS_LABELS["eval/solve_rate"]
 
     @property
     def largest(self) -> int:
@@ -121,69 +120,91 @@ def minibatch_cells(p: Preset) -> Cells:
     return {(size, m): cell(p, size, **with_minibatches(p, m)) for size in p.ablated for m in p.minibatches}
 
 
-def ablation(*changes: Callable[[Preset], dict[str, Any]]) -> Callable[[Preset], Cells]:
-    """Returns the cells of the baseline, the baseline with each of these changes, and the largest N, by their flags."""
+def ablation(p: Preset, *changes: dict[str, Any]) -> Cells:
+    """The baseline, the baseline with each of these changes, and the largest N, by their flags."""
+    base = of_envs(p, p.baseline)
+    variants = {words({"num_envs": p.baseline}): base} | {words(change): base | change for change in changes}
+    variants[words({"num_envs": p.largest})] = of_envs(p, p.largest)
+    return {(size, key): cell(p, size, **flags) for size in p.ablated for key, flags in variants.items()}
 
-    def cells(p: Preset) -> Cells:
-        changed = [change(p) for change in changes]
-        variants = {words({"num_envs": p.baseline}): of_envs(p, p.baseline)}
-        variants |= {words(change): of_envs(p, p.baseline) | change for change in changed}
-        variants[words({"num_envs": p.largest})] = of_envs(p, p.largest)
-        return {(size, key): cell(p, size, **flags) for size in p.ablated for key, flags in variants.items()}
 
-    return cells
+def filter_cells(p: Preset) -> Cells:
+    more = {"num_candidates": p.more_candidates}
+    return ablation(p, more, more | {"buffer_size": p.larger_buffer})
 
 
 def words(flags: dict[str, Any]) -> str:
-    return " ".join(f"{flag(n)} {v:g}" if isinstance(v, float) else f"{flag(n)} {v}" for n, v in flags.items())
+    return called(*map(flag, flags))(tuple(flags.values()))
+
+
+def size_title(size: str) -> str:
+    return f"size {size.upper()}"
 
 
 def sized(what: Callable[[Any], str] = str) -> Callable[[tuple[str, Any]], str]:
-    return lambda key: f"size {key[0].upper()}, {what(key[1])}"
+    return lambda key: f"{size_title(key[0])}, {what(key[1])}"
 
 
-by_envs, by_minibatches = sized("--num-envs {}".format), sized("--num-minibatches {}".format)
-
-
-def curves(arms: Arms, key: str | None = None) -> Picture:
-    """A panel for each size. Steps are logarithmic if budgets differ, which they do by factors."""
-    of = lambda size: [key for key in arms.cells if key[0] == size]  # noqa: E731
-    panels = {f"size {size.upper()}": arms.curves(key, of(size)) for size in parts(arms.cells, 0)}
-    log_x = len({dict(run.flags)["total_timesteps"] for run in arms.cells.values()}) > 1
-    y_label = plots.AXIS_LABELS[key or arms.d.p.performance]
-    return Picture(panels, STEPS, y_label, log_x=log_x, shows=UNSMOOTHED)
-
-
-def show_envs(d: Data, cells: Cells) -> Shown:
-    arms, envs = Arms(d, cells, by_envs), parts(cells, 1)
+def show_sizes(
+    d: Data, cells: Cells, add: Callable, label: Any = None, x_label: str = STEPS, key: str | None = None, **how: Any
+) -> Shown:
+    """Curves with a panel for each size, and the effects that `add` makes of each size's arms. Steps are logarithmic if
+    budgets differ, which they do by factors."""
+    arms = Arms(d, cells, label or sized())
     for size in parts(cells, 0):
-        small, large, enough = (size, envs[0]), (size, envs[-1]), (size, ENOUGH.get(size))
-        arms.effect(FINAL, large, small, above=0.0)
-        arms.effect(GAIN, small, below=FLAT)
-        arms.effect(GAIN, large, above=0.0)
-        if enough in cells and enough != large:
-            arms.effect(FINAL, large, enough, below=MARGIN)
-    return curves(arms), arms.effects
+        add(arms, [(size, what) for what in parts(cells, 1)])
+    log_x = len({dict(run.flags)["total_timesteps"] for run in cells.values()}) > 1
+    panels, y_label = arms.panels(size_title, key=key, **how), plots.AXIS_LABELS[key or d.p.performance]
+    return Picture(panels, x_label, y_label, log_x=log_x, shows=MEAN), arms.effects
 
 
-def show_hand_designed(d: Data, cells: Cells) -> Shown:
+def more_envs(arms: Arms, keys: list[Any]) -> None:
+    small, *_, large = keys
+    enough = small[0], ENOUGH.get(small[0])
+    arms.effect(FINAL, large, small, above=0.0)
+    arms.effect(GAIN, small, below=FLAT)
+    arms.effect(GAIN, large, above=0.0)
+    if enough in keys[:-1]:
+        arms.effect(FINAL, large, enough, below=MARGIN)
+
+
+def hand_designed(arms: Arms, keys: list[Any]) -> None:
     """The order only: noise hides whether a curve stands still."""
-    arms, envs = Arms(d, cells, by_envs), parts(cells, 1)
-    for size in parts(cells, 0):
-        final = lambda d, run: d.final(run, HAND_DESIGNED)  # noqa: E731
-        name = "final solve rate on hand-designed levels"
-        arms.effect(final, (size, envs[-1]), (size, envs[0]), name, above=0.0)
-    return curves(arms, HAND_DESIGNED), arms.effects
+    final = partial(Data.final, key=HAND_DESIGNED)
+    arms.effect(final, keys[-1], keys[0], "final solve rate on hand-designed levels", above=0.0)
 
 
-def show_minibatches(d: Data, cells: Cells) -> Shown:
-    arms = Arms(d, cells, by_minibatches)
-    for size in parts(cells, 0):
-        few, middle, many = ((size, m) for m in parts(cells, 1))
-        arms.effect(FINAL, middle, few, above=MARGIN)
-        arms.effect(MIDDLE, many, middle, above=0.0)
-        arms.effect(FINAL, many, middle, below=MARGIN)
-    return curves(arms), arms.effects
+def minibatches(arms: Arms, keys: list[Any]) -> None:
+    few, middle, many = keys
+    arms.effect(FINAL, middle, few, above=MARGIN)
+    arms.effect(MIDDLE, many, middle, above=0.0)
+    arms.effect(FINAL, many, middle, below=MARGIN)
+
+
+def clock(arms: Arms, keys: list[Any]) -> None:
+    """Compares runs when the first one is over: later, a slow run would be ahead because it was given more time."""
+    timed = [arms.d.curve(arms.cells[key], over="time") for key in keys]
+    known = all(arms.d.finished(arms.cells[key]) for key in keys)
+    end = min(x[-1] for x, _ in timed) if known else np.nan
+    few, middle, many = ([np.interp(end, x, seed) if known else np.nan for seed in y.T] for x, y in timed)
+    for key, other in ((keys[0], few), (keys[2], many)):
+        what = f"solve rate when the first run is over, {arms.label(keys[1])} less {arms.label(key)}"
+        arms.add(what, middle, other, above=0.0)
+
+
+def avoided(arms: Arms, keys: list[Any], last: bool) -> None:
+    """The baseline stands still; the change goes on, and ends above it or, if not `last`, behind the largest N."""
+    baseline, *_, changed, largest = keys
+    arms.effect(GAIN, baseline, below=FLAT)
+    arms.effect(GAIN, changed, baseline, above=0.0)
+    arms.effect(FINAL, *((changed, baseline) if last else (largest, changed)), above=0.0)
+
+
+def useless(arms: Arms, keys: list[Any]) -> None:
+    *alike, largest = keys
+    for key in alike:
+        arms.effect(GAIN, key, below=FLAT)
+        arms.effect(FINAL, largest, key, above=0.0)
 
 
 def speed(d: Data, run: Cell) -> np.ndarray:
@@ -194,54 +215,14 @@ def speed(d: Data, run: Cell) -> np.ndarray:
 def show_speed(d: Data, cells: Cells) -> Shown:
     arms, numbers, lines = Arms(d, cells, by_minibatches), parts(cells, 1), []
     for size in parts(cells, 0):
-        few, middle, many = ((size, m) for m in numbers)
+        few, middle, many = keys = [(size, m) for m in numbers]
         arms.effect(speed, middle, many, "log10 of the speed", above=LITTLE)
         arms.effect(speed, few, middle, "log10 of the speed")
-        y = np.stack([10 ** arms.samples(speed, (size, m)) for m in numbers])
-        lines.append(Line(f"size {size.upper()}", np.array(numbers, np.float64), y, "points"))
+        y = 10 ** matrix([arms.samples(speed, key) for key in keys]).T
+        lines.append(Line(size_title(size), np.array(numbers, np.float64), y, "points"))
     how = "Each value is the median of a run; mean and 95 % interval over runs"
-    label = "steps per second, learning included"
-    x_label = "minibatches per epoch (--num-minibatches)"
-    return Picture({"": lines}, x_label, label, log_x=True, shows=how), arms.effects
-
-
-def show_clock(d: Data, cells: Cells) -> Shown:
-    """Compares runs when the first one is over: later, a slow run would be ahead because it was given more time."""
-    arms, panels = Arms(d, cells, by_minibatches), {}
-    for size in parts(cells, 0):
-        few, middle, many = keys = [(size, m) for m in parts(cells, 1)]
-        timed = {key: d.curve(cells[key], clock=True) for key in keys}
-        known = all(d.finished(cells[key]) for key in keys)
-        end = min(x[-1] for x, _ in timed.values()) if known else np.nan
-        then = {
-            k: np.array([np.interp(end, x, seed) if known else np.nan for seed in y.T]) for k, (x, y) in timed.items()
-        }
-        for other in (few, many):
-            what = f"solve rate when the first run is over, {arms.label(middle)} less {arms.label(other)}"
-            arms.add(what, then[middle], then[other], above=0.0)
-        panels[f"size {size.upper()}"] = arms.curves(None, keys, clock=True)
-    return Picture(panels, "seconds since the start", d.p.axis, shows=UNSMOOTHED), arms.effects
-
-
-def show_avoided(d: Data, cells: Cells, last: bool) -> Shown:
-    """The baseline stands still; the change goes on, and ends above it or, if not `last`, behind the largest N."""
-    arms = Arms(d, cells, sized())
-    for size in parts(cells, 0):
-        baseline, *_, changed, largest = ((size, what) for what in parts(cells, 1))
-        arms.effect(GAIN, baseline, below=FLAT)
-        arms.effect(GAIN, changed, baseline, above=0.0)
-        arms.effect(FINAL, *((changed, baseline) if last else (largest, changed)), above=0.0)
-    return curves(arms), arms.effects
-
-
-def show_filters(d: Data, cells: Cells) -> Shown:
-    arms = Arms(d, cells, sized())
-    for size in parts(cells, 0):
-        *alike, largest = ((size, what) for what in parts(cells, 1))
-        for key in alike:
-            arms.effect(GAIN, key, below=FLAT)
-            arms.effect(FINAL, largest, key, above=0.0)
-    return curves(arms), arms.effects
+    x_label, y_label = "minibatches per epoch (--num-minibatches)", "steps per second, learning included"
+    return Picture({"": lines}, x_label, y_label, log_x=True, shows=how), arms.effects
 
 
 # The robot hands
@@ -257,39 +238,30 @@ SHADOW = dict(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Hands:
-    """Sizes for envpool's Shadow hand."""
-
-    about: str
-    size: int  # of minibatches, where it is fixed
-    sizes: dict[str, int]
-
-    performance = "charts/episodic_return"
-
-    def scale(self, run: Cell) -> tuple[float, float]:
-        return -300.0, 0.0
+def hands(about: str, size: int, **sizes: int) -> SimpleNamespace:
+    """A preset for envpool's Shadow hand; `size` is that of minibatches, where it is fixed."""
+    scale = lambda run: (-300.0, 0.0)  # noqa: E731
+    return SimpleNamespace(about=about, performance="charts/episodic_return", scale=scale, size=size, sizes=sizes)
 
 
 HANDS = {
-    "gpu": Hands("envpool's Shadow hand with a block, 201M steps, 3 seeds", 4096,
-        dict(num_envs=6144, total_timesteps=3 * 2**26, num_seeds=3)),
-    "paper": Hands("envpool's Shadow hand in place of Isaac Gym's, 10,000M steps, 5 seeds", 16384,
-        dict(num_envs=24576, total_timesteps=10**10, num_seeds=5)),
+    "gpu": hands("envpool's Shadow hand with a block, 201M steps, 3 seeds", 4096,
+        num_envs=6144, total_timesteps=3 * 2**26, num_seeds=3),
+    "paper": hands("envpool's Shadow hand in place of Isaac Gym's, 10,000M steps, 5 seeds", 16384,
+        num_envs=24576, total_timesteps=10**10, num_seeds=5),
 }  # fmt: skip
 
 
-def hand_cells(p: Hands) -> Cells:
+def hand_cells(p: SimpleNamespace) -> Cells:
     updates = p.sizes["total_timesteps"] // (p.sizes["num_envs"] * SHADOW["num_steps"])
     every = {"eval_every": updates // 32, "checkpoint_every": updates // 8, "log_every": updates // 128}
-    varied = itertools.product(BLOCKS, ((FIXED, p.size), (GROWING, 4 * p.sizes["num_envs"])))
-    return {
-        (who, how): by_seed(
-            "sapg", SHADOW | p.sizes | every | BLOCKS[who] | {"minibatch_size": size, "halt_on_nan": False},
-            BLOCKS[who] | {"minibatch_size": size}, updates,
-        )
-        for who, (how, size) in varied
-    }  # fmt: skip
+
+    def runs(who: str, minibatch_size: int) -> Cell:
+        varied = BLOCKS[who] | {"minibatch_size": minibatch_size}
+        return by_seed("sapg", SHADOW | p.sizes | every | varied | {"halt_on_nan": False}, varied, updates)
+
+    how = {FIXED: p.size, GROWING: 4 * p.sizes["num_envs"]}
+    return {(who, name): runs(who, size) for who in BLOCKS for name, size in how.items()}
 
 
 def show_hands(d: Data, cells: Cells) -> Shown:
@@ -304,28 +276,28 @@ def show_hands(d: Data, cells: Cells) -> Shown:
 
 # The figures
 
-rates = ablation(lambda p: {"learning_rate": LOW_RATE})
-coms = ablation(lambda p: {"com": p.coms[0]}, lambda p: {"com": p.coms[-1]})
-filters = ablation(
-    lambda p: {"num_candidates": p.more_candidates},
-    lambda p: {"num_candidates": p.more_candidates, "buffer_size": p.larger_buffer},
-)
+by_envs, by_minibatches = sized(called("--num-envs")), sized(called("--num-minibatches"))
+show_clock = partial(show_sizes, add=clock, label=by_minibatches, x_label="seconds since the start", over="time")
+show_hand_designed = partial(show_sizes, add=hand_designed, label=by_envs, key=HAND_DESIGNED)
 # fmt: off
 FIGURES = {
     "10": Figure("PPO and SAPG: minibatches of 4 N or of a fixed size", HANDS, hand_cells, show_hands,
         "With minibatches of a fixed size PPO and SAPG are both better, and the gap between them is smaller."),
-    "11": Figure("SFL: N", PRESETS, env_cells, show_envs,
+    "11": Figure("SFL: N", PRESETS, env_cells, partial(show_sizes, add=more_envs, label=by_envs),
         "Few environments plateau early, many go on improving; on size S 65,536 are enough."),
-    "15": Figure("SFL: M at the largest N", PRESETS, minibatch_cells, show_minibatches,
+    "15": Figure("SFL: M at the largest N", PRESETS, minibatch_cells,
+        partial(show_sizes, add=minibatches, label=by_minibatches),
         "Few, larger minibatches are far worse; many are more sample efficient, with about the same end."),
     "16a": Figure("SFL: M, speed", PRESETS, minibatch_cells, show_speed, "Many minibatches are much slower."),
     "16b": Figure("SFL: M, against the clock", PRESETS, minibatch_cells, show_clock,
         "In the same time a middle number of minibatches gets farthest."),
-    "17": Figure("SFL: learning rate", PRESETS, rates, partial(show_avoided, last=False),
+    "17": Figure("SFL: learning rate", PRESETS, lambda p: ablation(p, {"learning_rate": LOW_RATE}),
+        partial(show_sizes, add=partial(avoided, last=False)),
         "A lower learning rate avoids the plateau, too, but takes too long."),
-    "18": Figure("SFL: COM", PRESETS, coms, partial(show_avoided, last=True),
+    "18": Figure("SFL: COM", PRESETS, lambda p: ablation(p, {"com": p.coms[0]}, {"com": p.coms[-1]}),
+        partial(show_sizes, add=partial(avoided, last=True)),
         "With a large COM the plateau is later and higher."),
-    "19": Figure("SFL: candidates, buffer", PRESETS, filters, show_filters,
+    "19": Figure("SFL: candidates, buffer", PRESETS, filter_cells, partial(show_sizes, add=useless),
         "Neither more candidates nor these and a larger buffer prevent the plateau; more environments do."),
     "20": Figure("SFL: N, on hand-designed levels", PRESETS, env_cells, show_hand_designed,
         "The same order as on random levels: more environments end higher."),

@@ -4,7 +4,7 @@ An arm is a run for each game. In the paper the minibatch count stays fixed, so 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,16 +18,19 @@ from experiments.effects import bootstrap, contrast, iqm, mean_over_games, over_
 from experiments.grid import Cell, by_seed, named
 from experiments.pictures import Line, Picture
 from experiments.references import REFERENCES
-from experiments.visited import CHECKPOINTS
+from experiments.visited import CHECKPOINTS, SHOWN
 
+MORE, MOST = 2, 4  # factors of N, K and E
+EPOCHS = (1, MORE, MOST)  # factors
+GAMMAS = (0.95, 0.99, 0.999)
 LITTLE = 0.1  # of the way from a random policy to the reference; less does not count as a difference
 POINTS = 33  # times on a curve over all games; the first, step 0, is left out
 STEPS, ENVS, IQM = "environment steps", "parallel environments (--num-envs)", "normalised interquartile mean return"
 SHOWS = "Interquartile mean over games and seeds of the normalised return with its 95 % stratified bootstrap interval"
 SMOOTHED = f"{SHOWS}, running mean over at most a thirtieth of the run"
 RETURN, RANK, NORM, KURTOSIS = "charts/episodic_return", "feature_rank", "weight_norm", "gradient_kurtosis"
-NETWORK = {RANK: "higher", "dormant_neurons": "lower", NORM: "lower", KURTOSIS: "lower"}  # with more environments
-POLICY = {"policy_variance": "lower", "effective_sample_size": "higher"}
+NETWORK = {RANK: "above", "dormant_neurons": "below", NORM: "below", KURTOSIS: "below"}  # with more environments
+POLICY = {"policy_variance": "below", "effective_sample_size": "above"}
 FACTORS = (RANK, NORM, KURTOSIS)  # compared as logarithms, because games differ by factors
 SCRIPTS = ("ppo", "ppo_rnd")  # of figure 16
 ON_HOST = "envpool/"  # prefix of environments of which a run can have one seed only
@@ -49,7 +52,7 @@ SCALES = {f"{ON_HOST}{name}-v5": scale for name, scale in (ATARI_10 | MUJOCO).it
 SCALES |= REFERENCES
 # gymnax's Breakout has two start states and no other chance, its SpaceInvaders one and none: without sticky actions a
 # policy could learn sequences by heart. Asterix spawns at random and Freeway draws its cars' speeds, so they keep 0.
-STICKY = {"Breakout-MinAtar": 0.1, "SpaceInvaders-MinAtar": 0.1}
+STICKY = {game: {"sticky_actions": 0.1} for game in ("Breakout-MinAtar", "SpaceInvaders-MinAtar")}
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,8 @@ class Preset:
     other: dict[str, Any]  # those of pqn.py or ppo_rnd.py
     flat: tuple[int, int] = (128, 8)  # N and K with the base's count of transitions, but more environments
     total_timesteps: int = 10**8
-    factor: int = 4  # of N and K, where one step up is enough
-    factors: tuple[int, ...] = (2, 4)
     many_factors: tuple[int, ...] = (1, 2, 4, 8, 16)  # of N, where performance is plotted against it
     reuse: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (1, 4))  # factors of (N, K) at which more epochs are tried
-    gammas: tuple[float, ...] = (0.95, 0.99, 0.999)
     performance: str = RETURN
 
     def scale(self, run: Cell) -> tuple[float, float]:
@@ -157,58 +157,45 @@ EXPLORATION = {
 
 def arm(p: Preset, script: str = "ppo", **varied: Any) -> tuple[Cell, ...]:
     """A run for each game, of the preset's base flags and `varied`."""
-    return tuple(run_of(p, script, game, **varied) for game in p.games)
+    base, runs = {"total_timesteps": p.total_timesteps} | (p.base if script == "ppo" else p.other), []
+    told = {name: value for name, value in varied.items() if base.get(name) != value}
+    for game in p.games:
+        flags = base | {"env_id": game} | varied | STICKY.get(game, {})
+        if "minibatch_size" in varied:
+            flags.pop("num_minibatches", None)
+        updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
+        # All are kept, because what is visited is collected with policies from the whole run.
+        flags |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
+        flags |= {"log_every": max(1, updates // 128), "plasticity_every": max(1, updates // 64)}
+        make = by_seed if game.startswith(ON_HOST) else named
+        runs.append(make(script, flags, {"env_id": game} | told, updates))
+    return tuple(runs)
 
 
-def run_of(p: Preset, script: str, game: str, **varied: Any) -> Cell:
-    base = {"total_timesteps": p.total_timesteps} | (p.base if script == "ppo" else p.other)
-    flags = base | {"env_id": game} | varied
-    if game in STICKY:
-        flags["sticky_actions"] = STICKY[game]
-    if "minibatch_size" in varied:
-        flags.pop("num_minibatches", None)
-    updates = flags["total_timesteps"] // (flags["num_envs"] * flags["num_steps"])
-    # All are kept, because what is visited is collected with policies from the whole run.
-    flags |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": 0, "halt_on_nan": False}
-    flags |= {"log_every": max(1, updates // 128), "plasticity_every": max(1, updates // 64)}
-    varied = {"env_id": game} | {name: value for name, value in varied.items() if base.get(name) != value}
-    return (by_seed if game.startswith(ON_HOST) else named)(script, flags, varied, updates)
+def times(p: Preset, n: int = 1, k: int = 1) -> dict[str, Any]:
+    """The base's N and K times these factors."""
+    return {"num_envs": n * p.base["num_envs"], "num_steps": k * p.base["num_steps"]}
 
 
-def sizes(base: dict[str, Any], factors: Sequence[int]) -> dict[Any, dict[str, Any]]:
-    """The base, more environments and longer rollouts, by (factor of N, factor of K)."""
-    more = {(f, 1): {"num_envs": f * base["num_envs"]} for f in factors}
-    longer = {(1, f): {"num_steps": f * base["num_steps"]} for f in factors}
-    return {(1, 1): {}} | more | longer
+def size(p: Preset, n: int = 1, k: int = 1) -> str:
+    return "N {num_envs}, K {num_steps}".format(**times(p, n, k))
 
 
-def more_data_cells(p: Preset) -> Cells:
-    return {key: arm(p, **flags) for key, flags in sizes(p.base, p.factors).items()}
+def data_cells(p: Preset, script: str = "ppo", factors: Sequence[int] = (MORE, MOST)) -> Cells:
+    """The base, more environments and longer rollouts, by factors of N and K."""
+    keys = [(1, 1), *((n, 1) for n in factors), *((1, k) for k in factors)]
+    return {nk: arm(p, script, **times(p, *nk)) for nk in keys}
 
 
-def more_data_of_pqn(p: Preset) -> Cells:
-    return {key: arm(p, "pqn", **flags) for key, flags in sizes(p.other, (p.factor,)).items()}
-
-
-def crossed(p: Preset, values: Sequence[Any], flags: Callable[[Any], dict[str, Any]]) -> Cells:
+def crossed(p: Preset, name: str, values: Sequence[Any]) -> Cells:
     """Values of a flag, each with the base's N and with more."""
-    return {(value, f): arm(p, **flags(value), **by_n(p, f)) for value in values for f in (1, p.factor)}
-
-
-def by_n(p: Preset, factor: int) -> dict[str, Any]:
-    return {"num_envs": factor * p.base["num_envs"]} if factor > 1 else {}
-
-
-def size(p: Preset, n: float = 1, k: float = 1, script: str = "ppo") -> str:
-    base = p.base if script == "ppo" else p.other
-    return f"N {round(n * base['num_envs'])}, K {round(k * base['num_steps'])}"
+    return {(value, n): arm(p, **{name: value}, **times(p, n)) for value in values for n in (1, MOST)}
 
 
 class Games(Arms):
     """Arms over several games, compared by interquartile means of the normalised return."""
 
-    def __init__(self, d: Data, cells: Cells, label: Any):
-        super().__init__(d, cells, label, over_games)
+    compare = staticmethod(over_games)
 
     def iqm_curves(self, keys: Sequence[Any] | None = None, label: Any = None) -> list[Line]:
         """The interquartile mean over games and seeds, at common steps. No line for an arm with a missing run."""
@@ -236,10 +223,10 @@ class Games(Arms):
         return Line(label, np.array(x, np.float64), y, "interval points")
 
     def moved(self, metric: str, way: str | None, key: Any, base: Any = (1, 1)) -> None:
-        """Adds that a measurement is higher, or lower, than the base's; without a way it is reported."""
-        wanted = {} if way is None else {"above": 0.0} if way == "higher" else {"below": 0.0}
+        """Adds that a measurement is above, or below, the base's; without a way it is reported."""
+        wanted = {way: 0.0} if way else {}
         name = ("log10 of " if metric in FACTORS else "") + metric.replace("_", " ")
-        self.effect(partial(measured, metric=metric), key, base, name, mean_over_games, **wanted)
+        self.effect(partial(measured, metric=metric), key, base, name, compare=mean_over_games, **wanted)
 
 
 def measured(d: Data, run: Cell, metric: str) -> np.ndarray:
@@ -258,29 +245,27 @@ def measured(d: Data, run: Cell, metric: str) -> np.ndarray:
 
 
 def show_same_data(d: Data, cells: Cells) -> Shown:
-    base = (d.p.base["num_envs"], d.p.base["num_steps"])
-    arms = Games(d, cells, lambda key: "N {}, K {}".format(*(base if key == "base" else d.p.flat)))
+    arms = Games(d, cells, lambda key: size(d.p) if key == "base" else "N {}, K {}".format(*d.p.flat))
     arms.effect(FINAL, "flat", "base", above=0.0)
     return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
 def show_more_data(d: Data, cells: Cells) -> Shown:
-    arms, most = Games(d, cells, lambda key: size(d.p, *key)), d.p.factors[-1]
-    arms.effect(FINAL, (most, 1), (1, 1), above=0.0)
-    arms.effect(FINAL, (1, most), (1, 1), above=0.0)
-    arms.effect(FINAL, (most, 1), (1, most), above=0.0)
+    arms = Games(d, cells, lambda key: size(d.p, *key))
+    arms.effect(FINAL, (MOST, 1), (1, 1), above=0.0)
+    arms.effect(FINAL, (1, MOST), (1, 1), above=0.0)
+    arms.effect(FINAL, (MOST, 1), (1, MOST), above=0.0)
     return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
 def show_reuse(d: Data, cells: Cells) -> Shown:
     """Keys: factors of E, N and K."""
     arms = Games(d, cells, lambda key: f"E {key[0] * d.p.base['update_epochs']}, {size(d.p, *key[1:])}")
-    epochs, c = (1, *d.p.factors), d.p.factor
     label = lambda key: f"E × {key[0]}"  # noqa: E731
-    panels = {size(d.p, *nk): arms.iqm_curves([(e, *nk) for e in epochs], label) for nk in d.p.reuse}
-    arms.effect(FINAL, (1, 1, 1), (epochs[-1], 1, 1), above=0.0)
-    arms.effect(FINAL, (epochs[-1], c, 1), (epochs[-1], 1, 1), above=0.0)
-    arms.effect(FINAL, (epochs[1], c, 1), (1, 1, 1), above=-LITTLE)
+    panels = {size(d.p, *nk): arms.iqm_curves([(e, *nk) for e in EPOCHS], label) for nk in d.p.reuse}
+    arms.effect(FINAL, (1, 1, 1), (MOST, 1, 1), above=0.0)
+    arms.effect(FINAL, (MOST, MOST, 1), (MOST, 1, 1), above=0.0)
+    arms.effect(FINAL, (MORE, MOST, 1), (1, 1, 1), above=-LITTLE)
     return Picture(panels, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
@@ -301,18 +286,17 @@ def show_many(d: Data, cells: Cells) -> Shown:
 
 def network_cells(p: Preset) -> Cells:
     """Adds, as a control, more environments with the base's minibatch size and thus its count of gradient steps."""
-    most = p.factors[-1]
-    found = {key: arm(p, **flags) for key, flags in sizes(p.base, (most,)).items()}
-    return found | {("control", most): arm(p, **by_n(p, most), minibatch_size=p.minibatch)}
+    control = arm(p, **times(p, MOST), minibatch_size=p.minibatch)
+    return data_cells(p, factors=(MOST,)) | {("control", MOST): control}
 
 
 def metric_panels(arms: Arms, metrics: Sequence[str], games: Sequence[str]) -> Picture:
-    """Measurements over time, a panel for each and, of several games, for each game, side by side."""
+    """Logged values over time, a panel for each and, of several games, for each game, side by side."""
     panels = {}
     for key, game in itertools.product(metrics, games):
-        found = [(k, arms.d.curve(runs[arms.d.p.games.index(game)], key)) for k, runs in arms.cells.items()]
+        of_game = {k: runs[arms.d.p.games.index(game)] for k, runs in arms.cells.items()}
         title = key.partition("/")[2].replace("_", " ") + f", {game.removesuffix('-MinAtar')}" * (len(games) > 1)
-        panels[title] = [Line(arms.label(k), x, y) for k, (x, y) in found if len(x)]
+        panels[title] = Arms(arms.d, of_game, arms.label).curves(key)
     shows = f"Shown: {', '.join(games)}. {pictures.MEAN}, running mean over at most a thirtieth of the run. As logged: "
     shows += "each line on as many transitions as its updates have, at most 2,048"
     columns = min(len(games), pictures.COLUMNS) if len(games) > 1 else pictures.COLUMNS
@@ -323,35 +307,32 @@ def show_measured(d: Data, cells: Cells, claimed: dict[str, str], games: slice) 
     """That more environments move measurements as claimed in both ways of having them: the paper's, whose minibatches
     grow, so that gradient steps get fewer, and the control, which has as many of them as the base. What only the first
     does, or both in opposite directions, is not due to the environments. Longer rollouts are reported."""
-    most = d.p.factors[-1]
-    same = f", minibatches of {d.p.minibatch}"
-    label = lambda key: size(d.p, most) + same if key[0] == "control" else size(d.p, *key)  # noqa: E731
-    arms = Games(d, cells, label)
+    control = f"{size(d.p, MOST)}, minibatches of {d.p.minibatch}"
+    arms = Games(d, cells, lambda key: control if key[0] == "control" else size(d.p, *key))
     for metric, way in claimed.items():
-        arms.moved(metric, way, (most, 1))
-        arms.moved(metric, way, ("control", most))
-        arms.moved(metric, None, (1, most))
+        arms.moved(metric, way, (MOST, 1))
+        arms.moved(metric, way, ("control", MOST))
+        arms.moved(metric, None, (1, MOST))
     keys = [f"plasticity/{metric}" for metric in claimed]
     return metric_panels(arms, [*[RETURN] * (claimed is NETWORK), *keys], d.p.games[games]), arms.effects
 
 
 def show_pqn(d: Data, cells: Cells, games: slice) -> Shown:
     """That the return changes little, where PQN learns at all; how the measurements move is reported."""
-    arms, c = Games(d, cells, lambda key: size(d.p, *key, script="pqn")), d.p.factor
+    arms = Games(d, cells, lambda key: size(d.p, *key))
     arms.effect(FINAL, (1, 1), above=LITTLE, premise=True)
-    arms.same(FINAL, (c, 1), (1, 1), LITTLE)
+    arms.same(FINAL, (MOST, 1), (1, 1), LITTLE)
     for metric in NETWORK:
-        arms.moved(metric, None, (c, 1))
+        arms.moved(metric, None, (MOST, 1))
     keys = [RETURN, *(f"plasticity/{metric}" for metric in NETWORK)]
     return metric_panels(arms, keys, d.p.games[games]), arms.effects
 
 
 def show_encoders(d: Data, cells: Cells) -> Shown:
-    c = d.p.factor
     arms = Games(d, cells, lambda key: f"{'shared' if key[0] else 'separate'} encoder, {size(d.p, key[1])}")
-    of = [arms.samples(FINAL, key) for key in ((False, c), (False, 1), (True, c), (True, 1))]
+    of = [arms.samples(FINAL, key) for key in ((False, MOST), (False, 1), (True, MOST), (True, 1))]
     gain = lambda a, b, x, y: (iqm(a) - iqm(b)) - (iqm(x) - iqm(y))  # noqa: E731
-    what = f"gain in the final score by N × {c}, separate less shared encoders"
+    what = f"gain in the final score by N × {MOST}, separate less shared encoders"
     how = "of interquartile means: (first less second) less (third less fourth)"
     arms.effects.append(contrast(what, how, gain, *of, above=0.0))
     return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
@@ -361,19 +342,19 @@ def show_encoders(d: Data, cells: Cells) -> Shown:
 
 
 def show_rates(d: Data, cells: Cells) -> Shown:
-    arms, c = Games(d, cells, lambda key: f"{size(d.p, key[0])}, learning rate × {key[1]:g}"), d.p.factor
-    arms.effect(FINAL, (c, 1), above=LITTLE, premise=True)
-    for r in (c**0.5, c):
-        arms.effect(FINAL, (c, r), (c, 1), below=LITTLE)
+    arms = Games(d, cells, lambda key: f"{size(d.p, key[0])}, learning rate × {key[1]:g}")
+    arms.effect(FINAL, (MOST, 1), above=LITTLE, premise=True)
+    for r in (MOST**0.5, MOST):
+        arms.effect(FINAL, (MOST, r), (MOST, 1), below=LITTLE)
     return Picture({"": arms.iqm_curves()}, STEPS, IQM, shows=SMOOTHED), arms.effects
 
 
 def show_gammas(d: Data, cells: Cells) -> Shown:
     """Supposes the gain at the base's discount factor, which is figure 1b's matter."""
     arms = Games(d, cells, lambda key: f"γ {key[0]}, {size(d.p, key[1])}")
-    lines = [arms.iqm_points(size(d.p, f), d.p.gammas, [(g, f) for g in d.p.gammas]) for f in (1, d.p.factor)]
-    for g in d.p.gammas:
-        arms.effect(FINAL, (g, d.p.factor), (g, 1), above=0.0, premise=g == d.p.base["gamma"])
+    lines = [arms.iqm_points(size(d.p, n), GAMMAS, [(g, n) for g in GAMMAS]) for n in (1, MOST)]
+    for g in GAMMAS:
+        arms.effect(FINAL, (g, MOST), (g, 1), above=0.0, premise=g == d.p.base["gamma"])
     return Picture({"": lines}, "discount factor (--gamma)", f"final {IQM}", shows=SHOWS), arms.effects
 
 
@@ -382,18 +363,17 @@ def show_gammas(d: Data, cells: Cells) -> Shown:
 
 def show_visited(d: Data, cells: Cells) -> Shown:
     """The first game's map; shares of all games are compared."""
-    arms, most = Games(d, cells, lambda key: size(d.p, *key)), d.p.factors[-1]
-    found, panels = visited.coverage(d, cells), {}
-    for key in ((1, 1), (1, most), (most, 1)):
-        if (points := found.points.get((key, 0))) is not None:
-            title = f"{arms.label(key)}: a seed covers {100 * found.shares[key, 0].mean():.1f} %"
-            panels[title] = [Line("visited", points[:, 0], points[:, 1:], "dots")]
-    of = lambda key: [found.shares.get((key, i), np.full(1, np.nan)) for i in range(len(d.p.games))]  # noqa: E731
-    shares = {key: matrix(of(key)) for key in cells}
-    for other in ((1, 1), (1, most)):
-        what = f"coverage, {arms.label((most, 1))} less {arms.label(other)}"
-        arms.effects.append(mean_over_games(what, shares[most, 1], shares[other], above=0.0))
-    shows = f"Shown: {d.p.games[0]}, all seeds, {found.how}"
+    arms, panels = Games(d, cells, lambda key: size(d.p, *key)), {}
+    points, shares = visited.coverage(d, cells)
+    for key in ((1, 1), (1, MOST), (MOST, 1)):
+        if (key, 0) in points:
+            title = f"{arms.label(key)}: a seed covers {100 * shares[key, 0].mean():.1f} %"
+            panels[title] = [Line("visited", points[key, 0][:, 0], points[key, 0][:, 1:], "dots")]
+    of = lambda key: matrix([shares.get((key, i), np.full(1, np.nan)) for i in range(len(d.p.games))])  # noqa: E731
+    for other in ((1, 1), (1, MOST)):
+        what = f"coverage, {arms.label((MOST, 1))} less {arms.label(other)}"
+        arms.add(what, of((MOST, 1)), of(other), compare=mean_over_games, above=0.0)
+    shows = f"Shown: {d.p.games[0]}, all seeds, by UMAP of {SHOWN} observations of each seed from all of its training"
     return Picture(panels or {"": []}, "first axis", "second axis", shows=shows), arms.effects
 
 
@@ -423,58 +403,58 @@ def show_exploration(d: Data, cells: Cells) -> Shown:
 
 def reuse_cells(p: Preset) -> Cells:
     """By factors of E, N and K."""
-    changed, epochs = sizes(p.base, (p.factor,)), p.base["update_epochs"]
-    return {(e, *nk): arm(p, update_epochs=e * epochs, **changed[nk]) for e in (1, *p.factors) for nk in p.reuse}
+    epochs = p.base["update_epochs"]
+    return {(e, *nk): arm(p, update_epochs=e * epochs, **times(p, *nk)) for e in EPOCHS for nk in p.reuse}
 
 
 def many_cells(p: Preset) -> Cells:
     """By how minibatches scale with N, and the factor of N."""
-    larger = {("larger", f): arm(p, **by_n(p, f)) for f in p.many_factors}
-    more = {("more", f): arm(p, **by_n(p, f), minibatch_size=p.minibatch) for f in p.many_factors if f > 1}
-    return larger | {("more", 1): larger["larger", 1]} | more
+    same = lambda how, n: {"minibatch_size": p.minibatch} if how == "more" and n > 1 else {}  # noqa: E731
+    keys = itertools.product(("larger", "more"), p.many_factors)
+    return {(how, n): arm(p, **times(p, n), **same(how, n)) for how, n in keys}
 
 
 def rate_cells(p: Preset) -> Cells:
-    rate, c = p.base["learning_rate"], p.factor
-    return {(n, r): arm(p, **by_n(p, n), learning_rate=rate * r) for n, r in ((1, 1), (c, 1), (c, c**0.5), (c, c))}
+    keys, rate = ((1, 1), (MOST, 1), (MOST, MOST**0.5), (MOST, MOST)), p.base["learning_rate"]
+    return {(n, r): arm(p, **times(p, n), learning_rate=rate * r) for n, r in keys}
 
 
+FIRST, REST = slice(1), slice(1, None)
 BOTH = "more environments and longer rollouts both help, more environments more."
 BETTER = "More environments go with a higher feature rank, fewer dormant neurons, a smaller norm, a lower kurtosis."
 LITTLE_IN_PQN = "More environments do little for PQN's return."
 COVER = "More environments visit more of the observations, longer rollouts do not so much."
+pqn_cells = partial(data_cells, script="pqn", factors=(MOST,))
 ROBOT_PRESETS = {"gpu": ROBOT, "paper": replace(ROBOT, about=f"{ROBOT.about}, as 100M", total_timesteps=10**8)}
 # fmt: off
 FIGURES = {
     "B1a": Figure("N against K, the same data per update", PRESETS,
         lambda p: {"base": arm(p), "flat": arm(p, num_envs=p.flat[0], num_steps=p.flat[1])}, show_same_data,
         "With as many transitions per update, more environments are better than longer rollouts."),
-    "B1b": Figure("N, K", PRESETS, more_data_cells, show_more_data, BOTH.capitalize()),
+    "B1b": Figure("N, K", PRESETS, data_cells, show_more_data, BOTH.capitalize()),
     "B1c": Figure("E, N, K", PRESETS, reuse_cells, show_reuse, "More epochs hurt; more environments make up for it."),
-    "B2": Figure("N, K: visited observations", LARGE, more_data_cells, show_visited, COVER),
+    "B2": Figure("N, K: visited observations", LARGE, data_cells, show_visited, COVER),
     "B3": Figure("N: network and gradient", PRESETS, network_cells,
-        partial(show_measured, claimed=NETWORK, games=slice(1)), BETTER),
+        partial(show_measured, claimed=NETWORK, games=FIRST), BETTER),
     "B4": Figure("N: policy variance, effective sample size", PRESETS, network_cells,
-        partial(show_measured, claimed=POLICY, games=slice(1)),
+        partial(show_measured, claimed=POLICY, games=FIRST),
         "More environments go with a lower policy variance and a higher effective sample size."),
     "B5": Figure("N, shared or separate encoders", PRESETS,
-        lambda p: crossed(p, (True, False), lambda s: {"shared_encoder": s}), show_encoders,
+        lambda p: crossed(p, "shared_encoder", (True, False)), show_encoders,
         "With encoders of their own, actor and critic gain more from more environments."),
-    "B6": Figure("N, K in PQN", LARGE, more_data_of_pqn, partial(show_pqn, games=slice(1)), LITTLE_IN_PQN),
-    "B7": Figure("N, K on another suite", OTHERS, more_data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
-    "B8": Figure("N, K in control of robots", ROBOT_PRESETS, more_data_cells, show_more_data, f"There, too, {BOTH}"),
-    "B9": Figure("N, K: coverage of the observations", LARGE, more_data_cells, show_visited, COVER),
+    "B6": Figure("N, K in PQN", LARGE, pqn_cells, partial(show_pqn, games=FIRST), LITTLE_IN_PQN),
+    "B7": Figure("N, K on another suite", OTHERS, data_cells, show_more_data, f"On Procgen, too, {BOTH}"),
+    "B8": Figure("N, K in control of robots", ROBOT_PRESETS, data_cells, show_more_data, f"There, too, {BOTH}"),
+    "B9": Figure("N, K: coverage of the observations", LARGE, data_cells, show_visited, COVER),
     "B10": Figure("N: network and gradient in the other games", LARGE, network_cells,
-        partial(show_measured, claimed=NETWORK, games=slice(1, None)), BETTER),
+        partial(show_measured, claimed=NETWORK, games=REST), BETTER),
     "B11": Figure("Learning rate for more N", PRESETS, rate_cells, show_rates,
         "With more environments the same learning rate is about best; scaling it with N or its root is no better."),
-    "B12": Figure("γ, N", LARGE,
-        lambda p: crossed(p, p.gammas, lambda g: {"gamma": g}), show_gammas,
+    "B12": Figure("γ, N", LARGE, lambda p: crossed(p, "gamma", GAMMAS), show_gammas,
         "The gain from more environments is there for other discount factors, too."),
-    "B13": Figure("N, K in PQN, the other games", LARGE, more_data_of_pqn,
-        partial(show_pqn, games=slice(1, None)), LITTLE_IN_PQN),
+    "B13": Figure("N, K in PQN, the other games", LARGE, pqn_cells, partial(show_pqn, games=REST), LITTLE_IN_PQN),
     "B16": Figure("N in PPO with random network distillation, hard exploration", EXPLORATION,
-        lambda p: {(script, f): arm(p, script, **by_n(p, f)) for script in SCRIPTS for f in p.many_factors},
+        lambda p: {(script, n): arm(p, script, **times(p, n)) for script in SCRIPTS for n in p.many_factors},
         show_exploration,
         "In hard exploration with random network distillation, too, more environments help."),
     "BN": Figure("N, minibatches that grow or stay", PRESETS, many_cells, show_many,

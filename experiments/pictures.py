@@ -102,20 +102,17 @@ def _draw_panels(figure: Any, picture: Picture, columns: int) -> None:
         figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, **place)
 
 
-def middle(line: Line, log_y: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over seeds with its 95 % interval, the geometric one on a logarithmic axis. -> mean, low, high, [T] each."""
-    if line.kind.startswith("interval"):
-        return tuple(line.y.T)
-    mean, width = mean_and_ci(np.log10(np.maximum(line.y, SMALLEST)) if log_y else line.y)
-    return tuple(10**x if log_y else x for x in (mean, mean - width, mean + width))
-
-
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
+    """Draws the mean over seeds with its 95 % interval, the geometric one on a logarithmic axis."""
     if line.kind == "dots":
         x = np.broadcast_to(line.x[:, None] if line.x.ndim == 1 else line.x, line.y.shape)
         axes.scatter(x, line.y, s=12, color=colour, alpha=0.35, linewidths=0, label=line.label)
         return
-    mean, low, high = middle(line, log_y)
+    if line.kind.startswith("interval"):
+        mean, low, high = line.y.T
+    else:
+        mean, width = mean_and_ci(np.log10(np.maximum(line.y, SMALLEST)) if log_y else line.y)
+        mean, low, high = (10**x if log_y else x for x in (mean, mean - width, mean + width))
     if line.kind == "theory":
         axes.plot(line.x, mean, color="black", linewidth=1, linestyle="--", label=line.label)
     elif line.kind.endswith("points"):

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,9 @@ SHOWN = 512  # observations per seed on the map, equally many from each policy
 GRID = 32  # cells along each axis
 
 
-class Coverage(NamedTuple):
-    points: dict[Any, np.ndarray]  # by (what varies, number of the game): [seeds * SHOWN, 2]
-    shares: dict[Any, np.ndarray]  # visited share of all cells: [seeds]
-    how: str
-
-
-def coverage(d: Data, cells: dict[Any, tuple[Cell, ...]]) -> Coverage:
-    """Maps all runs of a game into one plane, cut into one grid."""
+def coverage(d: Data, cells: dict[Any, tuple[Cell, ...]]) -> tuple[dict[Any, np.ndarray], ...]:
+    """Maps all finished runs of a game into one plane, cut into one grid. -> by (key, number of the game): the points,
+    [seeds * SHOWN, 2], and the visited share of all cells, [seeds]"""
     points, shares = {}, {}
     for game in range(len(next(iter(cells.values())))):
         runs = {key: arm[game] for key, arm in cells.items() if d.finished(arm[game])}
@@ -43,7 +38,7 @@ def coverage(d: Data, cells: dict[Any, tuple[Cell, ...]]) -> Coverage:
             plane, cell = planes[run.name]
             points[key, game] = plane.reshape(-1, 2)
             shares[key, game] = np.array([len(np.unique(seed, axis=0)) / GRID**2 for seed in cell])
-    return Coverage(points, shares, f"by UMAP of {SHOWN} observations of each seed from all of its training")
+    return points, shares
 
 
 @functools.cache
@@ -140,16 +135,14 @@ class Policies:
         if self._on_host:
             state = state._replace(environments=jax.tree.map(jnp.copy, self._like.environments))
         samples, count, axis = [], 0, self.axis
+        of_all_devices = lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])  # noqa: E731
         while count < MEASURED:
             state, _, sample = self._step(state)
-            rows = jax.tree.map(
-                lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), jax.device_get(sample.batch)
-            )
+            rows = jax.tree.map(of_all_devices, jax.device_get(sample.batch))
             samples.append(rows)
             count += rows.target.shape[axis]
         if self._on_host:
             self._like = self._like._replace(environments=jax.tree.map(jnp.copy, state.environments))
         order = np.random.default_rng(0).permutation(count)[:MEASURED]  # from all updates alike
-        return state, sample._replace(
-            batch=jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
-        )
+        batch = jax.tree.map(lambda *x: np.concatenate(x, axis).take(order, axis), *samples)
+        return state, sample._replace(batch=batch)

@@ -24,7 +24,7 @@ import sfl_kinetix
 import stochastic_opt
 from common.run import arguments
 from common.run.command import main as run_main
-from experiments import grid, paper_a, paper_a_bowl, pictures
+from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
 from experiments.effects import Effect, difference, over_games, verdict
 from experiments.grid import Cell
@@ -32,7 +32,7 @@ from experiments.paper_a import PRESETS
 
 SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
 LAPTOP = PRESETS["laptop"]
-FIGURES = paper_a.FIGURES | paper_a_bowl.FIGURES
+FIGURES = paper_a.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
 
 
@@ -231,7 +231,7 @@ def test_a_continued_run_is_drawn_after_its_source(tmp_path):
     cell, data = small_run(tmp_path, [None, 2.0, 3.0], source, updates=3)
     assert data.curve(cell, "charts/episodic_return")[0].tolist() == [12 * 2048, 13 * 2048]
     cell, data = small_run(tmp_path, [None, 2.0, 3.0], updates=3, name="b")
-    assert data.curve(cell, "charts/episodic_return", updates=True)[0].tolist() == [2, 3]
+    assert data.curve(cell, "charts/episodic_return", over="update")[0].tolist() == [2, 3]
 
 
 # Figures of runs that follow a simple model, in which the paper's claims are true

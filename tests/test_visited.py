@@ -134,16 +134,16 @@ def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(runs)
     small = make("small", [[[0.5, 0.5], [0.51, 0.51], [0.5, 0.6]], [[0.5, 0.5]] * 3])
     large = make("large", [CORNERS, [[0.0, 0.0]] * 4])
     other = make("other", [[[0.0, 0.0], [100.0, 100.0], [200.0, 200.0]]])
-    found = visited.coverage(data, {"small": (small, other), "large": (large, other)})
-    assert {key: (share * 32**2).tolist() for key, share in found.shares.items()} == {
+    points, shares = visited.coverage(data, {"small": (small, other), "large": (large, other)})
+    assert {key: (share * 32**2).tolist() for key, share in shares.items()} == {
         ("small", 0): [2, 1], ("large", 0): [4, 1], ("small", 1): [3], ("large", 1): [3],
     }  # fmt: skip
-    assert found.points["large", 0].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
-    assert found.points["small", 0].shape == (6, 2)
+    assert points["large", 0].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
+    assert points["small", 0].shape == (6, 2)
 
 
 def test_coverage_is_that_of_the_finished_runs(runs):
     make, data = runs
     cells = {"done": (make("done", [CORNERS]),), "begun": (make("begun", [[[9.0, 9.0]]], updates=3),)}
-    found = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
-    assert set(found.shares) == set(found.points) == {("done", 0)} and found.shares["done", 0] == 4 / 32**2
+    points, shares = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
+    assert set(shares) == set(points) == {("done", 0)} and shares["done", 0] == 4 / 32**2
