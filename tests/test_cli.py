@@ -108,6 +108,7 @@ def straight(tmp_path_factory):
     return folder / "straight"
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_bit_for_bit(straight, monkeypatch, capsys):
     path = straight.parent / "killed"
     flags = [*SMALL.split(), "--runs-dir", straight.parent, "--run-name", path.name]

@@ -30,9 +30,9 @@ SCRIPTS = {
     "sapg": (sapg, {"num_blocks": 1}),
     "pqn": (pqn, {}),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ppo_rnn", "ppo_rnd")]  # to compile
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ppo_rnn", "ppo_rnd", "sapg")]  # to compile
 # The rollout and the update of ppo_ewma.py are those of ppo.py to the letter (test_scripts.py).
-OWN_UPDATE = ["ppo", "sapg", "pqn", *SLOW]
+OWN_UPDATE = ["ppo", "pqn", *SLOW]
 LOSSES = SCRIPTS | {"ppo_rnn": (ppo_rnn, {})}
 LOSSES |= {"sfl_kinetix": (sfl_kinetix, {}), "sfl_kinetix, com": (sfl_kinetix, {"com": 8.0})}
 del LOSSES["pqn"]
@@ -411,7 +411,7 @@ RUNS = {  # those of ppo.py and ppo_ewma.py: test_init_from.py
 }
 
 
-@pytest.mark.parametrize("name", ["sapg", "pqn", *SLOW])
+@pytest.mark.parametrize("name", ["pqn", *SLOW])
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of cells and the learning rate, too, were kept."""

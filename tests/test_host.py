@@ -217,6 +217,7 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
     assert lines(path)[:2] == whole[:2] and [line["update"] for line in lines(path)] == [1, 2, 3, 4, 4]
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(tmp_path):
     words = "--num-envs 6 --num-steps 8 --minibatch-size 12 --hidden-sizes 8 --total-timesteps 480 --checkpoint-every 2"
     command = [sys.executable, str(ROOT / "ppo.py"), "--env-id", COUNTING, "--env-kwargs", '{"fail_at": 39}']
@@ -231,6 +232,7 @@ def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(t
     assert (tmp_path / "broken/environment.py").read_text() == (ROOT / "tests/counting.py").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_environments_are_closed_when_they_are_no_longer_used_and_at_the_end(tmp_path, mode):
     kwargs = json.dumps({"folder": str(tmp_path), "vectorization_mode": mode})

@@ -146,6 +146,7 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path):
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     """From the very state that four devices had after update 4, each with one environment, now on two with two each."""
     straight = call(ppo, tmp_path / "straight", *CARTPOLE.split(), *BASE.split(), "--num-devices", 4)

@@ -286,6 +286,7 @@ def test_bad_arguments_are_one_line(here, env_id, kwargs, said):
     assert all(part in line for part in said), line
 
 
+@pytest.mark.slow
 def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsys):
     """Two updates, stopped after one; and a file that has been edited or lost since."""
     (here / "my_file.py").write_text(ARGUMENTS)

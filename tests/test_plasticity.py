@@ -172,6 +172,7 @@ def test_effective_sample_size_is_100_until_the_policy_moves(trained):
     assert sizes[1] == pytest.approx(100 * weights.sum() ** 2 / (64 * (weights**2).sum()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_normalised_observations_are_measured_as_the_loss_saw_them():
     """A step of 1e-30 moves nothing, while the statistics move a lot."""
     training = built(ppo, num_devices=1, norm_obs=True, learning_rate=1e-30)
@@ -246,6 +247,7 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
 # Whole runs
 
 
+@pytest.mark.slow
 def test_measuring_is_done_when_due_for_every_seed_and_changes_nothing_of_what_is_learned(tmp_path, monkeypatch):
     """Five updates of two seeds, measured never, and every 2 and at the end."""
     flags = FLAGS | {

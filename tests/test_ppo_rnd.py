@@ -19,6 +19,7 @@ import ppo_rnd
 from common import statistics
 from common.actions import Discrete
 
+pytestmark = pytest.mark.slow  # to compile
 ARGS = ppo_rnd.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
     learning_rate=1e-2, embedding_size=4, obs_warmup_steps=0, activation="tanh", layer_norm=False,
@@ -207,7 +208,6 @@ def test_observations_are_normalised_by_their_own_statistics_and_clipped_at_5():
     assert abs(at - inside) > 1e-3 * at
 
 
-@pytest.mark.slow
 def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     """With no weight on the intrinsic advantage, and critics that stay as they were made: the same policy as ppo.py's
     after three updates, though the predictor has learned. The gradients' norm is above its bound."""
@@ -234,7 +234,6 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
 # Whole updates
 
 
-@pytest.mark.slow
 def test_random_play_before_training_gives_the_first_statistics():
     """Counters of 50 steps have then shown the times 1 to 5, and go on from there."""
     args = replace(
@@ -254,7 +253,6 @@ def test_random_play_before_training_gives_the_first_statistics():
     np.testing.assert_allclose(learner.obs_stats.mean[0], 8.5, rtol=1e-5)  # what was acted on: the times 5 to 12
 
 
-@pytest.mark.slow
 def test_a_predictor_that_is_not_finite_is_noticed_in_its_own_update(monkeypatch):
     optimise = ppo_rnd.optimise
 

@@ -19,6 +19,7 @@ from common.actions import Discrete
 from common.run import plots
 from common.run.arguments import UsageError
 
+pytestmark = pytest.mark.slow  # to compile
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
 ARGS = ppo_rnn.Args(
     num_envs=8, num_steps=STEPS, total_timesteps=96 * 4, minibatch_size=48, hidden_sizes=(5,), cell_size=4,
@@ -147,9 +148,7 @@ def by_steps(args, params, rollouts):
     return found, states, after
 
 
-@pytest.fixture(
-    scope="module", params=["gru-3", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gru-12", "lstm-4"))]
-)
+@pytest.fixture(scope="module", params=KINDS)
 def played(request):
     """Two rollouts, one after the other, of Odd; all sequences in a random order; what the network makes of them."""
     cell, shared, length = KINDS[request.param]
@@ -276,7 +275,6 @@ def test_an_update_without_learning_leaves_every_ratio_at_1(frozen):
     assert all((np.asarray(x) != 0).all() for x in jax.tree.leaves(last.cells.state))
 
 
-@pytest.mark.slow
 def test_gradients_are_compared_between_sequences_that_are_longer_than_the_sample(monkeypatch, frozen):
     """Of one sequence alone there is no noise."""
     monkeypatch.setattr(ppo_rnn, "PLASTICITY_SAMPLE", 2)
@@ -337,7 +335,6 @@ def test_a_memory_ends_with_a_life_in_an_evaluation_as_in_training():
     assert evaluation.go_on(TwoLives(), act, game, 10).first.total_reward == 2
 
 
-@pytest.mark.slow
 def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
     """In training and, with the policy that the script hands to it, in the evaluation."""
     args = having(

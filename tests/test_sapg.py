@@ -18,6 +18,7 @@ from common.actions import Box, Discrete, Gaussian
 from common.run import arguments
 from common.run.arguments import UsageError, parse
 
+pytestmark = pytest.mark.slow  # to compile
 FLAGS = dict(
     num_envs=12, num_steps=4, total_timesteps=48 * 3, num_minibatches=2, hidden_sizes=(8,), num_devices=1,
     learning_rate=1e-2,
@@ -198,7 +199,6 @@ def with_scaled_critic(params, scale, shift):
     return {"params": params["params"] | {"critic": head}}
 
 
-@pytest.mark.slow
 def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     """Two runs whose critics say the same, one of them in units of deviations of 2 from 3: the inner loop gets the same
     transitions and advantages. The statistics become those of all targets, and values and targets are in units of
