@@ -412,14 +412,18 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         middle, width = plots.mean_and_ci(returns.T)
         label = "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if row.against else "ppo.py"
         colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
-        for axis, x in zip(axes[tasks.index(row.task)], (steps / 1e6, seconds), strict=True):
-            axis.plot(x, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
+        cpus = ", ".join(sorted({run["machine"]["cpu"] for run in runs_of(row, stored)}))
+        cpus = cpus.replace("(R)", "").replace(" Processor", "")
+        told = (steps / 1e6, f"{label}; seeds: {len(curves)}"), (seconds, f"{label}; {cpus}")
+        for axis, (x, name) in zip(axes[tasks.index(row.task)], told, strict=True):
+            axis.plot(x, middle, color=colour, label=name)
             axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
             axis.set(title=row.task, ylabel="return in training", ylim=(0, None))
     for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
         for each in axis:
             each.set_xlabel(label)
-    report.save_figure(figure, path, "Mean over seeds and 95 % t-interval. Seconds are without imports and compiling.")
+    told = "Mean over seeds and 95 % t-interval. Seconds are without imports and compiling; compare those of one CPU."
+    report.save_figure(figure, path, told)
 
 
 def list_rows(rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
