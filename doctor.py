@@ -3,11 +3,11 @@
     python doctor.py runs/NAME                     # the diagnosis, in ten lines and a picture
     python doctor.py runs/NAME --intervene         # branches from its newest checkpoint: which change lifts the return?
     python doctor.py runs/NAME --how-many          # how many environments an update needs from here on
-    python doctor.py progress.csv                  # a log of Stable-Baselines3, CleanRL or rsl_rl
+    python doctor.py progress.csv                  # a log of Stable-Baselines3, CleanRL or rsl_rl, or its folder
 
-The diagnosis rests on one measurement that other tools do not have: how much of what an update gains on its own
-transitions it also gains on fresh ones (outer/own_gain, outer/fresh_gain). It is a rule of thumb; --intervene is an
-experiment, with a control and paired seeds. Its rules are in clinic/. See docs/doctor.md.
+It compares the run's flags with those that learned such tasks (benchmarks/tasks.py) and looks for signs of a fault in
+its log. How many sick runs its first advice heals is measured (benchmarks/cures.py); --intervene is an experiment, with
+a control and paired seeds. Its rules are in clinic/. See docs/doctor.md.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 from tyro.conf import Positional
 
 from clinic import advice, diagnosis, how_many, levers, records
-from clinic.diagnosis import Course, Numbers, Trend
+from clinic.diagnosis import Course, Found, Numbers, Trend
 from common.run import arguments, checkpoints, plots
 from common.run.arguments import Positive, UsageError
 from common.run.command import main as run_main
@@ -35,7 +36,7 @@ from experiments.pictures import Line, Picture
 @dataclass(frozen=True)
 class Args:
     runs: Positional[tuple[str, ...]] = ()
-    """A run's folder, RUN@UPDATE for its state then (with --intervene and --how-many), or another trainer's CSV."""
+    """A run's folder, RUN@UPDATE for its state then (with --intervene and --how-many), or another trainer's log."""
 
     # --- intervene ---
     intervene: bool = False
@@ -74,7 +75,9 @@ CAUSES = {
     "nothing is left to gain",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
-    "slow": "the step is too small: the policy has hardly moved since the start",
+    "slow": "the step is too small: no update moved the policy much",
+    "clipped": "the step is too small: the clip holds the policy",
+    "random": "the policy stays as random as at the start",
     "critic": "the critic predicts next to nothing, so advantages are mostly noise",
     "few updates": "too few updates, or lines of the log, to tell",
     "diverged": "losses or parameters are no longer finite",
@@ -84,7 +87,6 @@ CAUSES = {
     "unknown": "none of the known causes stands out",
 }
 STATES = {"still": "stands still", "climbing": "climbs", "fell": "fell", "unclear": "shows no clear trend"}
-Found = list[tuple[str, Trend, Numbers]]
 
 
 def main(args: Args) -> None:
@@ -109,33 +111,39 @@ def examine(args: Args, source: str) -> None:
     script, saved, folder = None, {}, Path(source)
     if source.endswith(".csv"):
         courses = diagnosis.of_csv(folder)
+    elif diagnosis.events_of(folder):
+        courses = diagnosis.of_tensorboard(folder)
     else:
         record = arguments.read_record(folder, "doctor.py")
         script, saved = record["script"], record["args"]
         if not isinstance(script, str) or not isinstance(saved, dict):
             raise UsageError(f"{source}: args.json is damaged (its script is no name, or its args are no object)")
         courses = diagnosis.of_run(folder)
-    found = [diagnosis.diagnose(course) for course in courses]
-    labels = Counter(label for label, _, _ in found)
-    # One seed that diverges stops a run (--halt-on-nan), however well the others did.
-    label = "diverged" if "diverged" in labels else labels.most_common(1)[0][0]
-    print("\n".join(report(source, script, saved, courses, found, label)))
-    out = folder.with_suffix(".doctor.png") if script is None else folder / "doctor.png"
+    found = diagnosis.diagnose_all(courses)
+    saves = bool(checkpoints.checkpoint_updates(folder / "checkpoints"))
+    tries = advice.what_to_try(found, source, script, saved, courses[0].num_updates, saves)
+    print("\n".join(report(source, script, saved, courses, found, tries)))
+    out = folder / "doctor.png" if folder.is_dir() else folder.with_name(f"{folder.stem}.doctor.png")
+    draw(curves(courses, found.seeds), out, source)
+
+
+def draw(picture: Picture, out: Path, title: str) -> None:
     try:
-        picture = curves(courses, found)
-        pictures.save(picture, out, source, pictures.described(picture))
+        pictures.save(picture, out, title, pictures.described(picture))
     except OSError as error:
         return say(f"warning: {out}: cannot be written ({error.strerror or error})")
     return print(f"picture: {out}")
 
 
-def report(source: str, script: str | None, saved: dict, courses: list[Course], found: Found, label: str) -> list[str]:
+def report(
+    source: str, script: str | None, saved: dict, courses: list[Course], found: Found, tries: list[advice.Advice]
+) -> list[str]:
     """The diagnosis in about ten lines, of the seeds that have the label."""
     course, seeds = courses[0], len(courses)
     about = f"{script}.py on {saved.get('env_id', 'a bowl')}, " if script else ""
     updates = f", {course.num_updates:,.0f} updates" if np.isfinite(course.num_updates) else ""
     lines = [f"{source}: {about}{seeds} seed{'s' * (seeds > 1)}, {engineering(course.steps[-1])} steps{updates}"]
-    of_label = [(t, n) for name, t, n in found if name == label]
+    label, of_label = found.label, [(t, n) for name, t, n in found.seeds if name == found.label]
     state = Counter(t.state for t, _ in of_label).most_common(1)[0][0]
     alike = [t for t, _ in of_label if t.state == state]
     if state in STATES:
@@ -148,13 +156,16 @@ def report(source: str, script: str | None, saved: dict, courses: list[Course], 
         of = f" ({len(alike)} of {seeds} seeds)" * (len(alike) < seeds)
         interval = f"{change:+.3g} ({change - error:+.3g} to {change + error:+.3g})"
         lines.append(f"{STATES[state]}{since}{of}: return {level:.4g}, {over} {interval}; best {best:.4g}")
-    others = Counter(name for name, _, _ in found if name != label)
+    others = Counter(name for name, _, _ in found.seeds if name != label)
     more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
-    lines.append(f"likely: {CAUSES[label]}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
-    lines.append(f"  seen: {evidence([n for _, n in of_label])}")
-    saves = bool(checkpoints.checkpoint_updates(Path(source) / "checkpoints"))
-    tries = advice.what_to_try(label, source, script, saved, course.num_updates, saves)
-    return lines + ["try, in this order:"] * bool(tries) + [f"  {i}. {text}" for i, text in enumerate(tries, 1)]
+    first = tries[0] if tries else advice.Advice("", "nothing")
+    flags = f"{first.why}; its log: " * (first.kind == "flags")
+    lines.append(f"likely: {flags}{CAUSES[label]}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
+    lines.append(f"  seen: {evidence(found.numbers, len(of_label))}")
+    healed, runs = advice.healed(first.kind)
+    sure = f"; such a first advice healed {healed} of {runs} sick runs" * bool(runs and first.flags)
+    shown = [first._replace(why="usual flags"), *tries[1:]] if flags else tries
+    return lines + [f"try, in this order{sure}:"] * bool(tries) + [f"  {i}. {x}" for i, x in enumerate(shown, 1)]
 
 
 def engineering(number: float) -> str:
@@ -163,15 +174,14 @@ def engineering(number: float) -> str:
     return f"{number / size:.3g}{letter}"
 
 
-def evidence(numbers: list[Numbers]) -> str:
+def evidence(n: Numbers, seeds: int) -> str:
     """The numbers that the cause was told from: means over these seeds; what the log lacks is left out."""
-    n = Numbers(*plots.mean_and_ci(np.array(numbers).T)[0])
-    error = f" ± {n.fresh_error / np.sqrt(len(numbers)):.2g}" if np.isfinite(n.fresh_error) else ""
+    error = f" ± {n.fresh_error / np.sqrt(seeds):.2g}" if np.isfinite(n.fresh_error) else ""
     share = f" ({100 * n.fresh / n.own:.0f} %)" if n.own > 0 else ""
     fresh = f", {n.fresh:.2g}{error} on fresh ones{share}" if np.isfinite(n.fresh) else ""
     said = {
         f"an update gains {n.own:.2g} on its own transitions{fresh}": n.own,
-        f"KL of an update {n.kl:.2g}": n.kl,
+        f"KL of an update {n.kl:.2g}, at most {n.most_kl:.2g}": n.kl,
         f"entropy {n.entropy:.3g}, {n.first_entropy:.3g} at the start": n.entropy,
         f"explained variance {n.explained_variance:.2f}": n.explained_variance,
     }
@@ -180,7 +190,7 @@ def evidence(numbers: list[Numbers]) -> str:
     return "; ".join(known + without)
 
 
-def curves(courses: list[Course], found: Found) -> Picture:
+def curves(courses: list[Course], seeds: list[tuple[str, Trend, Numbers]]) -> Picture:
     """Return, gains, KL and entropy of each seed, and where it began to stand still."""
     panels = {
         "episode return": {"": "charts/episodic_return"},
@@ -191,7 +201,7 @@ def curves(courses: list[Course], found: Found) -> Picture:
     steps, width = courses[0].steps, max(1, len(courses[0].steps) // 40)
     of = lambda key: plots.running_mean(np.stack([course[key] for course in courses], axis=1), width)  # noqa: E731
     lines = {title: [Line(name, steps, of(key)) for name, key in keys.items()] for title, keys in panels.items()}
-    marks = [course.steps[t.since] for course, (_, t, _) in zip(courses, found, strict=True) if t.state == "still"]
+    marks = [course.steps[t.since] for course, (_, t, _) in zip(courses, seeds, strict=True) if t.state == "still"]
     shows = f"{pictures.MEAN}, running mean over a fortieth of the run; dotted: since when the return stands still"
     return Picture(lines, "environment steps", "", own_y=True, marks=marks, columns=2, shows=shows)
 
@@ -222,11 +232,14 @@ def intervene(args: Args, source: str) -> None:
         return print("\n".join(shlex.join(grid.command(cell, folder)) for cell in missing))
     if missing:
         say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
-    failed = grid.run_missing(missing, folder, args.jobs or grid.cores_or_one(), say)
+    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit=" branches") as bar:
+        jobs = args.jobs or grid.cores_or_one()
+        failed = grid.run_missing(missing, folder, jobs, say, lambda _: bar.update() and None)
     start = "from scratch" if args.fresh else f"from {run}"
     print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
     for name, outcome in levers.outcomes(folder, cells).items():
         print(f"  {name:<10}{compared(*outcome):<52} {chosen[name].what}")
+    draw(levers.curves(folder, cells), found / "doctor-branches.png", f"{run}: branches with one thing changed")
     if failed:
         raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))
     return None

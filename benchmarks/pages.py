@@ -302,3 +302,43 @@ def figures() -> None:
         marked = [name + " †" * ("laptop" not in program.FIGURES[name].presets) for name in names]
         rows.append([", ".join(marked), claim])
     table(["figure", "the paper's claim"], rows)
+
+
+def cures() -> None:
+    """Shares of sick runs that each treatment healed, what is healed of which change, and the healthy runs."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from scipy import stats
+
+    from benchmarks.cures import COLUMNS, HEALED
+
+    found = read("cures")
+    sick = [case for case in found["cases"] if "change" in case]
+    alone = [case["advice"] == "nothing" for case in found["cases"] if "change" not in case]
+    tasks = np.array([case["task"] for case in sick])
+    rng = np.random.default_rng(0)
+    draws = np.concatenate([rng.choice(np.flatnonzero(tasks == t), (10_000, (tasks == t).sum())) for t in {*tasks}], 1)
+
+    def healed(column: str, tries: int) -> np.ndarray:
+        return np.array([any(x is not None and x >= HEALED for x in case[column][:tries]) for case in sick])
+
+    def share(values: Sequence[bool]) -> str:
+        low, high = stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(method="wilson")
+        return f"{100 * np.mean(values):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+
+    def less(column: str, tries: int) -> str:
+        gap = healed("doctor", tries) * 1.0 - healed(column, tries)
+        low, high = np.quantile(gap[draws].mean(1), (0.025, 0.975))
+        return f"{100 * gap.mean():+.0f} ({100 * low:+.0f} to {100 * high:+.0f})".replace("-", "−")
+
+    rows = []
+    for column, name in COLUMNS.items():
+        several = max(len(case[column]) for case in sick)
+        rows.append([name, share(healed(column, 1)), less(column, 1) if column != "doctor" else ""])
+        rows[-1] += [share(healed(column, 3)), less(column, 3)] if several > 1 else ["", ""]
+    rows[0][-1] = ""
+    table(
+        ["healed of " + f"{len(sick)} sick runs", "by the first", "doctor − this", "by up to three", "doctor − this"],
+        rows,
+    )
+    print(f"\nOf {len(alone)} healthy runs the doctor left {share(alone)} alone.")
+    measured(found, "; intervals of 95 %")

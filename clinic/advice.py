@@ -1,78 +1,139 @@
-"""What to try with a run that stands still, as commands that work when pasted."""
+"""What to try with a run: changes to its flags, in the order in which to try them.
 
+First what lies far from flags that learned such tasks (usual.py), then what the log suggests, then all flags of the
+nearest such task, and the learning rate up and down. benchmarks/cures.py counts how many sick runs that heals.
+"""
+
+import json
+import math
 import shlex
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from clinic import records
-from common.envs import on_host
-from common.run import arguments
-from common.run.arguments import UsageError, flag
+import numpy as np
+
+from clinic import diagnosis, records, usual
+from clinic.diagnosis import Found, Numbers
 from experiments import grid
+from experiments.references import REFERENCES, reference_score
 
-FAR = 30  # times the script's own learning rate, or that part of it, is a cause in itself
-FOLLOW = {"num_minibatches", "base_num_envs", "search_batch"}  # flags whose default depends on others, which may change
-
-
-class Changed:
-    """A run's command, to be started anew with changes: lists of one line; of none if the script lacks a flag or
-    refuses the values, or nothing changes."""
-
-    def __init__(self, script: str, saved: dict):
-        self.script, self.args = script, records.arguments_of(script, saved)
-
-    def flags(self, why: str, **changes: Any) -> list[str]:
-        known, now = self.args.__dataclass_fields__, arguments.given(self.args)
-        if not changes.keys() <= known.keys() or all(getattr(self.args, k) == v for k, v in changes.items()):
-            return []
-        always = {"env_id": self.args.env_id} if "env_id" in known else {}
-        kept = {name: value for name, value in now.items() if name not in FOLLOW and value is not None}
-        named = always | kept | changes
-        try:
-            type(self.args)(**named)
-        except UsageError:
-            return []
-        return [f"{shlex.join(['python', f'{self.script}.py', *grid.spelled(named)])}   # {why}"]
-
-    def times(self, factor: float, *names: str, **others: Any) -> list[str]:
-        """With these flags multiplied."""
-        before = {name: getattr(self.args, name, None) for name in names}
-        if None in before.values():
-            return []
-        after = {n: int(v * factor) if isinstance(v, int) else float(f"{v * factor:.6g}") for n, v in before.items()}
-        return self.flags(f"{' and '.join(map(flag, names))} × {factor:g}", **after, **others)
+MANY = 3  # so many flags far from all examples: rather all of an example
+NEAR = 0.8  # of a published return: nothing is wrong
+SHORT = 0.1  # of an example's steps
+FAST_KL = 0.06  # nats; by fit to runs whose rate was 10, 30 and 300 times too small
+SHOWN = 3  # what is worth trying before an experiment
+LEAVE = "nothing: its flags are usual for such a task, and its log has no sign of a fault"
+CURES = Path(__file__).parents[1] / "results/cures.json"
 
 
-def what_to_try(label: str, source: str, script: str | None, saved: dict, updates: float, saves: bool) -> list[str]:
-    """What to try, in order. Nothing for a script that is not of this project: a fork may have other flags. updates:
+class Advice(NamedTuple):
+    """One thing to try. kind: as results/cures.json counts what it healed; flags: of the command, if it is one."""
+
+    kind: str  # flags, log, example, rate, nothing, or "" if it is not counted
+    why: str
+    script: str = ""
+    flags: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        """A line that can be pasted."""
+        if self.flags is None:
+            return self.why
+        return f"{shlex.join(['python', f'{self.script}.py', *grid.spelled(self.flags)])}   # {self.why}"
+
+
+def by_the_log(label: str, n: Numbers, args: Any = None) -> list[tuple[str, dict[str, Any]]]:
+    """What a log suggests by itself, whosever it is: in words, and as changes to the flags of `args`."""
+    now = lambda name, usual: getattr(args, name, None) or usual  # noqa: E731
+    scaled = lambda factor: {"learning_rate": float(f"{factor * now('learning_rate', 1.0):.2g}")}  # noqa: E731
+    normal = "observations and rewards of size 1", {"norm_obs": True, "norm_reward": True}
+    lower = "a third of the learning rate", scaled(1 / 3)
+    # The KL of an update goes with the square of the rate, until the clip and Adam's noise end that.
+    factor = float(f"{np.clip(math.sqrt(FAST_KL / n.most_kl), 3, 1000):.1g}") if n.most_kl > 0 else 1000.0
+    wider = {"com": 64.0} if now("com", 0.0) > 64 else {"clip_eps": max(0.2, now("clip_eps", 0.2))}
+    return {
+        "diverged": [("a tenth of the learning rate", scaled(0.1))],
+        "slow": [(f"{factor:g} times the learning rate", scaled(factor))],
+        "clipped": [("ε 0.2 and, with PPO-EWMA, a COM of 64", wider)],
+        "random": [("a tenth of the entropy bonus", {"ent_coef": now("ent_coef", 0.0) / 10}), lower],
+        "exploration": [normal, ("a larger entropy bonus", {"ent_coef": 5 * now("ent_coef", 0.002)})],
+        "critic": [normal],
+        "step": [("a tenth of the learning rate", scaled(0.1))],
+        "fell": [lower],
+    }.get(label, [])
+
+
+def advise(found: Found, script: str, args: Any, without: str | None = None) -> list[Advice]:
+    """What to try with a run, as commands from scratch. without: an environment of which nothing is known."""
+    env_id, level = args.env_id, found.level
+    if env_id in REFERENCES and env_id != without and reference_score(env_id, level) >= NEAR:
+        return [Advice("nothing", f"nothing: {level:.4g} is near the best published return, or above it")]
+    tries: list[Advice] = []
+
+    def add(kind: str, why: str, flags: dict[str, Any] | None) -> None:
+        if flags is not None and all(flags != known.flags for known in tries):
+            tries.append(Advice(kind, why, script, flags))
+
+    like = usual.alike(script, args, without)
+    odd, nearest = usual.far(args, like), like.rows[0]
+    if odd:
+        what = f"far from what learned {'such' if like.close else 'other'} tasks: {', '.join(odd)}"
+        if len(odd) < MANY:
+            add("flags", what, usual.taken_from(nearest, args, [name for flags in odd.values() for name in flags]))
+        else:
+            add("flags", f"{what}; so all as for {nearest.env_id}", usual.taken_from(nearest, args))
+    for why, changes in by_the_log(found.label, found.numbers, args):
+        add("log", why, usual.changed(args, changes))
+    if args.total_timesteps < SHORT * nearest.total_timesteps:
+        longer = {"total_timesteps": nearest.total_timesteps}
+        add("log", "as many steps as it took to learn such a task", usual.changed(args, longer))
+    if not tries:
+        tries.append(Advice("nothing", LEAVE))
+    for row in like.rows * like.close:
+        add("example", f"all as for {row.env_id}", usual.taken_from(row, args))
+    for word, factor in (("three times", 3), ("a third of", 1 / 3)):
+        rate = float(f"{factor * args.learning_rate:.3g}")
+        add("rate", f"{word} the learning rate", usual.changed(args, {"learning_rate": rate}))
+    return tries
+
+
+def what_to_try(
+    found: Found, source: str, script: str | None, saved: dict, updates: float, saves: bool
+) -> list[Advice]:
+    """What to try, in order: in words for a script that is not of this project, whose flags are not known. updates:
     how many the run has made; saves: whether it has a checkpoint."""
-    if script not in records.KNOWN or label == "climbing":
-        return []
-    run = Changed(script, saved)
-    args, times = run.args, run.times
-    doctor, branched = f"python doctor.py {shlex.quote(source)}", script in records.BRANCHED
-    test = [f"{doctor} --intervene{'' if saves else ' --fresh'}   # tests such changes beside a control"] * branched
-    measurable = branched and saves and not on_host(args.env_id)
-    count = [f"{doctor} --how-many   # with how many environments it would gain"] * measurable
-    smaller = times(16, "com") or times(0.25, "clip_eps") or times(0.1, "learning_rate")
-    envs = times(8, "num_envs", "total_timesteps")
-    bonus = run.flags("a larger entropy bonus", ent_coef=5 * getattr(args, "ent_coef", 0.0) or 0.01)
-    if updates < args.num_updates:
+    if script not in records.KNOWN:
+        return [Advice("", why) for why, _ in by_the_log(found.label, found.numbers)]
+    args = records.arguments_of(script, saved)
+    if "env_id" not in args.__dataclass_fields__:  # the bowl has no tasks to compare with
+        changes = by_the_log(found.label, found.numbers, args)
+        tries = [Advice("log", why, script, usual.changed(args, change)) for why, change in changes]
+        return [advice for advice in tries if advice.flags is not None]
+    tries = advise(found, script, args)[:SHOWN]
+    if updates < args.num_updates and tries[0].kind == "nothing":
         resume = f"python {script}.py --resume {shlex.quote(source)}"
-        longer = [f"let it go on, or {resume}   # it is at update {updates:.0f} of {args.num_updates}"]
-    else:
-        longer = times(10, "total_timesteps", log_every=1) or times(10, "num_steps")
-    tries = {
-        "step": [*smaller, *count, *envs, *test],
-        "no gain": [*count, *smaller, *envs, *test],
-        "settled": ["nothing, if this return is the best that there is", *bonus, *envs],
-        "exploration": [*envs, *bonus],
-        "slow": [*times(10, "learning_rate"), *test],
-        "critic": [*run.flags("targets of size 1", norm_reward=True), *run.flags("more", vf_coef=0.5), *test],
-        "few updates": longer,
-        "diverged": times(0.1, "learning_rate"),
-        "fell": [*smaller, *test],
-    }
-    usual = type(args)().learning_rate
-    far = not 1 / FAR < args.learning_rate / usual < FAR
-    first = run.flags("the learning rate is far from the script's own", learning_rate=usual) * far
-    return [*first, *tries.get(label, test)]
+        return [Advice("", f"let it go on, or {resume}   # it is at update {updates:.0f} of {args.num_updates}")]
+    if script in records.BRANCHED:
+        doctor = f"python doctor.py {shlex.quote(source)} --intervene{'' if saves else ' --fresh'}"
+        tries.append(Advice("", f"{doctor}   # tries such changes beside a control"))
+    return tries
+
+
+def at_a_glance(run: Path, script: str, args: Any) -> str | None:
+    """One line about a run in progress that looks sick; None if it does not, or is of a script that is not compared."""
+    if script not in records.BRANCHED:
+        return None
+    first = advise(diagnosis.diagnose_all(diagnosis.of_run(run)), script, args)[0]
+    return f"the doctor: {first.why} (python doctor.py {run})" if first.kind in ("flags", "log") else None
+
+
+@cache
+def healed(kind: str) -> tuple[int, int]:
+    """Of how many sick runs in results/cures.json advice of this kind came first, and how many of them it healed from
+    scratch. -> healed, runs."""
+    try:
+        cases = json.loads(CURES.read_text())["cases"]
+    except (OSError, ValueError, KeyError):
+        return 0, 0
+    first = [case["doctor"][0] for case in cases if case["advice"] == kind and case.get("doctor")]
+    return sum(share is not None and share >= 0.8 for share in first), len(first)

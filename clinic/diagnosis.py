@@ -4,6 +4,8 @@ Everything is judged seed by seed, by the thresholds below: rules of thumb.
 """
 
 import csv
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +17,20 @@ from common.run.arguments import UsageError
 STEP, RETURN = "global_step", "charts/episodic_return"
 FINITE = ("losses/policy_loss", "losses/td_loss", "outer/update_norm")  # None in the last line: not finite
 READ = (  # keys; all else in a log is not looked at
-    *(STEP, RETURN, "outer/own_gain", "outer/fresh_gain", "outer/kl", "losses/entropy", "losses/explained_variance"),
-    *FINITE,
+    *(STEP, RETURN, "outer/own_gain", "outer/fresh_gain", "outer/kl", "losses/clipfrac", "losses/entropy"),
+    *("losses/explained_variance", *FINITE),
 )
 # What CleanRL, Stable-Baselines3 (which logs the negative entropy) and rsl_rl call the same thing.
 ALIASES = {
     RETURN: ("rollout/ep_rew_mean", "Train/mean_reward"),
     STEP: ("time/total_timesteps", "Step"),
     "outer/kl": ("losses/approx_kl", "train/approx_kl"),
+    "losses/clipfrac": ("train/clip_fraction",),
     "losses/entropy": ("train/entropy_loss", "Loss/entropy"),
     "losses/explained_variance": ("train/explained_variance",),
 }
 NEGATIVE = ("train/entropy_loss",)
+EVENTS = "events.out.tfevents.*"
 LARGEST = 1e39  # beyond all of float32
 
 # Thresholds of the curve.
@@ -37,10 +41,12 @@ FELL = 0.3  # a loss of more than this share of it is a fall
 MIN_UPDATES, MIN_LINES = 100, 15
 # Thresholds of the causes.
 NO_SPREAD = 1e-6  # returns that differ by less than this share of their size never differed
-TINY_KL, LOST_ENTROPY = 1e-5, 0.05  # a policy that has hardly moved; usual are 1e-3 to 1e-1 nats per update
+SLOW_KL = 2e-3  # nats, which at least one block of every healthy run's updates moves the policy by (3e-3 to 4e-2)
+MUCH_CLIPPED = 0.15  # of the ratios; with so small a KL it is the clip that holds the policy
+AS_RANDOM = 0.95  # of the first entropy
 SETTLED_GAIN = 0.004  # an update that does nothing even on its own data
 TAKEN_BACK, NEXT_TO_NOTHING = -0.1, 0.1  # fresh / own
-REPLACED = 1.0  # KL of an update after which little is left of the policy
+REPLACED = 1.0  # KL of an update after which little is left of the policy; the most of healthy runs is 0.04
 NO_CRITIC = 0.2  # explained variance, never more: where a task is finished it may be anything
 
 
@@ -77,16 +83,14 @@ class Numbers(NamedTuple):
     fresh: float  # ... and on fresh ones,
     fresh_error: float  # with twice its standard error
     kl: float
+    most_kl: float  # of the run's blocks
+    most_clipped: float  # share of the ratios that are clipped, of the run's blocks
     entropy: float  # of the last fifth of the run
+    least_entropy: float  # of the run's blocks
     first_entropy: float  # of the first lines
     explained_variance: float
     best_explained_variance: float  # of the run's blocks
     spread: float  # of the returns: standard deviation over lines, of the whole run
-
-    @property
-    def unmoved(self) -> bool:
-        """Whether hardly any of the entropy, which may be negative, is gone since the start."""
-        return self.first_entropy - self.entropy < LOST_ENTROPY * abs(self.first_entropy)
 
 
 def of_run(folder: Path) -> list[Course]:
@@ -119,12 +123,35 @@ def refuse_absurd(source: Path, table: dict[str, np.ndarray]) -> None:
 
 
 def of_csv(file: Path) -> list[Course]:
-    """The course in another trainer's CSV, whose columns have the names of READ or ALIASES."""
+    """The course in another trainer's CSV."""
     try:
         with open(file, newline="", encoding="utf-8-sig", errors="replace") as text:
             rows = list(csv.DictReader(text))
     except (OSError, csv.Error) as error:
         raise UsageError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return of_rows(file, rows)
+
+
+def events_of(path: Path) -> list[Path]:
+    """TensorBoard's files: the path itself, or those in it."""
+    files = sorted(path.glob(EVENTS)) if path.is_dir() else [path]
+    return [file for file in files if file.match(EVENTS) and file.is_file()]
+
+
+def of_tensorboard(path: Path) -> list[Course]:
+    """The course in what CleanRL, Stable-Baselines3 and rsl_rl write for TensorBoard."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise UsageError(f"{path}: is read by TensorBoard; pip install tensorboard") from None
+    log = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    tags = [tag for tag in log.Tags()["scalars"] if tag in READ or tag in itertools.chain(*ALIASES.values())]
+    rows = [{STEP: event.step, tag: event.value} for tag in tags for event in log.Scalars(tag)]
+    return of_rows(path, [dict.fromkeys((STEP, *tags), "") | row for row in rows])
+
+
+def of_rows(file: Path, rows: list[dict[str, Any]]) -> list[Course]:
+    """The course in rows whose columns have the names of READ or ALIASES."""
     there = [name for name in rows[0] if name] if rows else []
     found = {key: next((name for name in (key, *ALIASES.get(key, ())) if name in there), None) for key in READ}
     names = {key: name for key, name in found.items() if name}
@@ -222,10 +249,15 @@ def mean(values: np.ndarray) -> float:
     return float(known.mean()) if len(known) else np.nan
 
 
+def known_blocks(values: np.ndarray) -> np.ndarray:
+    return blocks_of(values, min(BLOCKS, len(values))) if len(values) else values
+
+
 def numbers(course: Course, t: Trend) -> Numbers:
-    lines, explained = len(course.steps), course.known("losses/explained_variance")
+    lines = len(course.steps)
     start = t.since if t.state == "still" else lines // 2
     late = lambda key: mean(course[key][start:])  # noqa: E731
+    extreme = lambda key, of: of(blocks) if len(blocks := known_blocks(course.known(key))) else np.nan  # noqa: E731
     fresh = course["outer/fresh_gain"][start:]
     # The error is from the means of up to ten blocks, because lines need not be independent.
     parts = blocks_of(fresh[np.isfinite(fresh)], min(10, max(1, np.isfinite(fresh).sum())))
@@ -234,10 +266,13 @@ def numbers(course: Course, t: Trend) -> Numbers:
         fresh=mean(fresh),
         fresh_error=2 * float(parts.std(ddof=1) / np.sqrt(len(parts))) if len(parts) > 1 else np.nan,
         kl=late("outer/kl"),
+        most_kl=extreme("outer/kl", np.max),
+        most_clipped=extreme("losses/clipfrac", np.max),
         entropy=mean(course["losses/entropy"][-max(1, lines // 5) :]),
         first_entropy=mean(course.known("losses/entropy")[:3]),
+        least_entropy=extreme("losses/entropy", np.min),
         explained_variance=late("losses/explained_variance"),
-        best_explained_variance=blocks_of(explained, min(BLOCKS, len(explained))).max() if len(explained) else np.nan,
+        best_explained_variance=extreme("losses/explained_variance", np.max),
         spread=float(np.std(course.known(RETURN))) if len(course.known(RETURN)) else np.nan,
     )
 
@@ -246,21 +281,24 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     """The first cause that fits, or the state if that is no standstill, or "unknown". -> label, trend, numbers."""
     t = trend(course)
     n = numbers(course, t)
-    too_slow = n.kl < TINY_KL and n.unmoved
-    if t.state in ("diverged", "few updates"):
-        # That the policy does not move is seen after a few updates.
-        return "slow" if too_slow and t.state == "few updates" else t.state, t, n
+    if t.state == "diverged":
+        return t.state, t, n
+    # What climbs, or has only begun, has to be ten times slower for that.
+    if n.most_kl < SLOW_KL * (0.1 if t.state in ("climbing", "few updates") else 1):
+        return "clipped" if n.most_clipped > MUCH_CLIPPED else "slow", t, n
+    if t.state == "few updates":
+        return t.state, t, n
     # Where fresh transitions would take back much of an update, a wild curve that happens to rise is no climb. A sure
     # one is: PPO-EWMA with a large centre of mass pulls each update back to its proximal policy, and climbs.
     takes_back = n.fresh + n.fresh_error / 2 < 0 and n.fresh < TAKEN_BACK * n.own
-    replaces = n.kl > REPLACED and n.fresh - n.fresh_error <= 0
-    thrashes = n.own > SETTLED_GAIN and (takes_back or replaces)
+    replaces = n.most_kl > REPLACED and n.fresh - n.fresh_error <= 0
+    thrashes = (n.own > SETTLED_GAIN and takes_back) or replaces
     if t.state == "climbing" and (not thrashes or t.change - t.error > SURE_CLIMB * t.gained):
         return "climbing", t, n
     gains_nothing = n.fresh - n.fresh_error <= 0 or n.fresh < NEXT_TO_NOTHING * n.own
     causes = {  # the most certain first
         "exploration": n.spread <= NO_SPREAD * abs(t.level),
-        "slow": too_slow,
+        "random": n.least_entropy > AS_RANDOM * n.first_entropy > 0,
         "critic": n.best_explained_variance < NO_CRITIC,
         "step": thrashes,
         "settled": n.own < SETTLED_GAIN,
@@ -268,3 +306,21 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     }
     label = t.state if t.state in ("fell", "unclear") else "unknown"
     return next((cause for cause, fits in causes.items() if fits), label), t, n
+
+
+class Found(NamedTuple):
+    """What several seeds have: the most common label, unless one diverged, which stops a run (--halt-on-nan)."""
+
+    label: str
+    level: float  # return and numbers: means over the seeds with the label
+    numbers: Numbers
+    seeds: list[tuple[str, Trend, Numbers]]
+
+
+def diagnose_all(courses: list[Course]) -> Found:
+    seeds = [diagnose(course) for course in courses]
+    labels = Counter(label for label, _, _ in seeds)
+    label = "diverged" if "diverged" in labels else labels.most_common(1)[0][0]
+    of_label = [(t.level, *n) for name, t, n in seeds if name == label]
+    level, *means = map(mean, np.array(of_label).T)
+    return Found(label, level, Numbers(*means), seeds)

@@ -11,6 +11,7 @@ from clinic import records
 from clinic.diagnosis import RETURN
 from common.run import plots
 from experiments import effects, grid
+from experiments.pictures import Line, Picture
 
 # Flags of a run that a branch does not take over: how it was started, watched and stored.
 NOT_TAKEN = {
@@ -71,6 +72,21 @@ def cells_of(
             cell = grid.named(lever.script or script, flags | told, {"lever": name, "seed": seed}, updates)
             cells[name, seed] = replace(cell, flags=tuple((flags | ({} if fresh else {"init_from": run})).items()))
     return cells
+
+
+def curves(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> Picture:
+    """The return of the finished branches over their steps, by lever."""
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for (name, _), cell in cells.items():
+        if grid.state(cell, folder) == "finished":
+            steps, returns = plots.series(plots.read_lines(folder / cell.name), RETURN)
+            found.setdefault(name, []).append((steps, returns))
+    lines = []
+    for name, several in found.items():
+        length = min(len(steps) for steps, _ in several)
+        together = np.concatenate([returns[:length] for _, returns in several], axis=1)
+        lines.append(Line(name, several[0][0][:length], plots.running_mean(together, max(1, length // 20))))
+    return Picture({"": lines}, "environment steps of the branch", "episode return")
 
 
 def outcomes(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> dict[str, tuple[np.ndarray, effects.Effect]]:

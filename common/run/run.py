@@ -29,6 +29,7 @@ from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.command import SIGNALS, Diverged, raised_on_host
 from common.run.tracking import Tracker, plain, pool, say
 
+LOOK, LOOK_FROM = 0.25, 10  # after so much of a run, and so many updates, the doctor looks at it
 RETRIES, PAUSE = 10, 60  # the last checkpoint is tried so often again, after so many seconds each
 
 
@@ -245,6 +246,16 @@ class Run:
         self.save_if_due(update, state)
         if self._player is not None:
             self.evaluate_if_due(update, self._player, state.learner)
+        if self.is_main and update == int(LOOK * self.num_updates) >= LOOK_FROM:
+            self._look()
+
+    def _look(self) -> None:
+        """Say once if the run looks sick, as doctor.py would."""
+        from clinic import advice  # not before: the doctor reads runs
+
+        with contextlib.suppress(UsageError), self.aside():
+            if said := advice.at_a_glance(self.path, Path(self._script).stem, self.args):
+                say(said)
 
     def log(self, update: int, metrics: dict[str, jax.Array]) -> None:
         """Take the metrics of the update just dispatched, [] or [num_seeds] each, and write those of the update before:
