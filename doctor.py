@@ -68,11 +68,9 @@ class Args:
             raise UsageError("--how-many with --intervene: give one of the two")
 
 
-# What each label means. clinic/advice.py has what to try.
-CAUSES = {
+CAUSES = {  # what each label means; clinic/advice.py has what to try
     "step": "the outer step is too large: fresh transitions would take back much of each update",
-    "no gain": "updates go on and gain next to nothing on fresh transitions: the step is too large for its noise, or "
-    "nothing is left to gain",
+    "no gain": "updates gain next to nothing on fresh transitions: too large a step for its noise, or all is gained",
     "settled": "the policy has settled: finished, or exploration is gone. Updates gain nothing even on their own data",
     "exploration": "it never met a difference: every episode returned the same",
     "slow": "the step is too small: no update moved the policy much",
@@ -185,9 +183,8 @@ def evidence(n: Numbers, seeds: int) -> str:
         f"entropy {n.entropy:.3g}, {n.first_entropy:.3g} at the start": n.entropy,
         f"explained variance {n.explained_variance:.2f}": n.explained_variance,
     }
-    known = [text for text, value in said.items() if np.isfinite(value)]
     without = [] if np.isfinite(n.own) else ["no gains in this log, so a step too large for its noise cannot be told"]
-    return "; ".join(known + without)
+    return "; ".join([text for text, value in said.items() if np.isfinite(value)] + without)
 
 
 def curves(courses: list[Course], seeds: list[tuple[str, Trend, Numbers]]) -> Picture:
@@ -271,19 +268,13 @@ def count_environments(args: Args, source: str) -> None:
 
 
 def recommendation(points: list[how_many.Point]) -> str:
-    """What the measurement says to somebody with a budget of samples, or of time."""
-    sure = [p for p in points if p.fresh > p.width]
+    """What the measurement says to somebody who has to choose a number."""
+    sure = [p.num_envs for p in points if p.fresh > p.width]
     if not sure:
         return "at no size can a gain on fresh transitions be told from 0: a smaller step, or nothing is left to gain"
     half = [p.num_envs for p in points if p.signal >= 0.5]
     signal = f"from {min(half):,} environments" if half else "with more environments than were tried"
-    by_sample = max(sure, key=lambda p: p.fresh / p.transitions).num_envs
-    by_time = max(sure, key=lambda p: p.fresh / p.seconds).num_envs
-    return (
-        f"half of an update is signal {signal}\n"
-        f"the smallest size with a sure gain: {min(p.num_envs for p in sure):,} environments\n"
-        f"most gain per environment step: {by_sample:,}; per second here: {by_time:,}"
-    )
+    return f"half of an update is signal {signal}; the smallest size with a sure gain: {min(sure):,} environments"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ CURES = Path(__file__).parents[1] / "results/cures.json"
 class Advice(NamedTuple):
     """One thing to try. kind: as results/cures.json counts what it healed; flags: of the command, if it is one."""
 
-    kind: str  # flags, log, example, rate, nothing, or "" if it is not counted
+    kind: str  # flags, log, steps, example, rate, nothing, or "" if it is not counted
     why: str
     script: str = ""
     flags: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
         add("log", why, usual.changed(args, changes))
     if args.total_timesteps < SHORT * nearest.total_timesteps:
         longer = {"total_timesteps": nearest.total_timesteps}
-        add("log", "as many steps as it took to learn such a task", usual.changed(args, longer))
+        add("steps", "as many steps as it took to learn such a task", usual.changed(args, longer))
     if not tries:
         tries.append(Advice("nothing", LEAVE))
     for row in like.rows * like.close:
@@ -111,8 +111,8 @@ def what_to_try(
         return [advice for advice in tries if advice.flags is not None]
     tries = advise(found, script, args)[:SHOWN]
     if updates < args.num_updates and tries[0].kind == "nothing":
-        resume = f"python {script}.py --resume {shlex.quote(source)}"
-        return [Advice("", f"let it go on, or {resume}   # it is at update {updates:.0f} of {args.num_updates}")]
+        resume = f"python {script}.py --resume {shlex.quote(source)}   # it is at update {updates:.0f} of"
+        return [Advice("", f"let it go on, or {resume} {args.num_updates}")]
     if script in records.BRANCHED:
         doctor = f"python doctor.py {shlex.quote(source)} --intervene{'' if saves else ' --fresh'}"
         tries.append(Advice("", f"{doctor}   # tries such changes beside a control"))

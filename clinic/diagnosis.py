@@ -249,15 +249,12 @@ def mean(values: np.ndarray) -> float:
     return float(known.mean()) if len(known) else np.nan
 
 
-def known_blocks(values: np.ndarray) -> np.ndarray:
-    return blocks_of(values, min(BLOCKS, len(values))) if len(values) else values
-
-
 def numbers(course: Course, t: Trend) -> Numbers:
     lines = len(course.steps)
     start = t.since if t.state == "still" else lines // 2
     late = lambda key: mean(course[key][start:])  # noqa: E731
-    extreme = lambda key, of: of(blocks) if len(blocks := known_blocks(course.known(key))) else np.nan  # noqa: E731
+    blocks = lambda x: blocks_of(x, min(BLOCKS, len(x))) if len(x) else [np.nan]  # noqa: E731
+    extreme = lambda key, of: of(blocks(course.known(key)))  # noqa: E731
     fresh = course["outer/fresh_gain"][start:]
     # The error is from the means of up to ten blocks, because lines need not be independent.
     parts = blocks_of(fresh[np.isfinite(fresh)], min(10, max(1, np.isfinite(fresh).sum())))

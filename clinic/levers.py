@@ -79,8 +79,7 @@ def curves(folder: Path, cells: dict[tuple[str, int], grid.Cell]) -> Picture:
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (name, _), cell in cells.items():
         if grid.state(cell, folder) == "finished":
-            steps, returns = plots.series(plots.read_lines(folder / cell.name), RETURN)
-            found.setdefault(name, []).append((steps, returns))
+            found.setdefault(name, []).append(plots.series(plots.read_lines(folder / cell.name), RETURN))
     lines = []
     for name, several in found.items():
         length = min(len(steps) for steps, _ in several)

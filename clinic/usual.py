@@ -79,8 +79,7 @@ def kind(env_id: str) -> str:
 @cache
 def examples(script: str) -> tuple[Any, ...]:
     """The arguments of a script's rows in the table; for ppo_ewma.py those of ppo.py's, too."""
-    args = importlib.import_module(script).Args
-    of = {f"{script}.py", *(["ppo.py"] if script == "ppo_ewma" else [])}
+    args, of = importlib.import_module(script).Args, {f"{script}.py", "ppo.py" if script == "ppo_ewma" else ""}
     rows = [row for row in TABLE.values() if row.group in GROUPS and row.script in of]
     found = [args(**fields_of(row.flags)) for row in rows]
     return tuple(a for a in found if a.num_updates >= LEAST_UPDATES)
@@ -93,10 +92,8 @@ def fields_of(flags: str) -> dict[str, Any]:
         name, *values = shlex.split(text)
         name = name.replace("-", "_")
         numbers = [json.loads(value) if re.match(r"[\d.]", value) else value for value in values]
-        if values:
-            found[name] = tuple(numbers) if len(numbers) > 1 else numbers[0]
-        else:
-            found[name.removeprefix("no_")] = not name.startswith("no_")
+        value = tuple(numbers) if len(numbers) > 1 else next(iter(numbers), None)
+        found |= {name: value} if values else {name.removeprefix("no_"): not name.startswith("no_")}
     return found
 
 

@@ -252,6 +252,38 @@ def test_a_loss_of_nan_is_told_from_an_empty_cell(tmp_path, last, label):
     assert diagnosis.diagnose(course)[0] == label
 
 
+@pytest.mark.optional
+def test_a_folder_for_tensorboard_is_read_as_its_writer_left_it(tmp_path, capsys, undrawn):
+    """As CleanRL writes it, by TensorBoard's own writer; returns and losses in records of their own."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path / "run"))
+    for i, value in enumerate(10 * X):
+        for tag, number in (("charts/episodic_return", value + 0.01 * (i % 3)), ("losses/approx_kl", 0.01)):
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=number)])
+            writer.add_event(Event(step=2048 * i, wall_time=i, summary=summary))
+    writer.close()
+    (file,) = (tmp_path / "run").iterdir()
+    for source in (tmp_path / "run", file):
+        code, out, _ = call(capsys, source)
+        assert code == 0 and "408k steps" in out and "it climbs" in out and "KL of an update 0.01" in out
+    assert out.endswith(f"picture: {tmp_path}/run/{file.stem}.doctor.png\n")
+
+
+def test_a_run_that_looks_sick_says_so_once(tmp_path, capsys):
+    """After a quarter of its updates, in one line that names the flag."""
+    flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --total-timesteps 8192 --hidden-sizes 8 --num-devices 1"
+    flags += " --plasticity-every 0 --num-eval-episodes 0 --runs-dir"
+    for rate, said in (("1e-6", True), ("1e-3", False)):
+        words = [*flags.split(), str(tmp_path), "--run-name", rate, "--learning-rate", rate]
+        words += shlex.split("--activation tanh --no-layer-norm --clip-vloss --ent-coef 0.01 --gae-lambda 0.95")
+        ppo.train(parse(ppo.Args, "", words))
+        lines = [line for line in capsys.readouterr().err.splitlines() if "the doctor: " in line]
+        assert len(lines) == said and all("--learning-rate 1e-06 (0.001 there)" in line for line in lines), lines
+
+
 # What to try
 
 
@@ -489,8 +521,8 @@ def test_what_a_measurement_recommends():
         for envs_, fresh, seconds in ((256, -0.001, 1.0), (1024, 0.008, 1.0), (4096, 0.012, 9.0))
     ]
     said = doctor.recommendation(points)
-    assert "half of an update is signal from 4,096 environments\n" in said and "sure gain: 1,024 env" in said
-    assert "per environment step: 1,024; per second here: 1,024" in said
+    assert said.startswith("half of an update is signal from 4,096 environments; ")
+    assert said.endswith("sure gain: 1,024 environments")
     assert "with more environments than were tried" in doctor.recommendation(points[:2])
     assert "can a gain on fresh transitions be told from 0" in doctor.recommendation(points[:1])
 
@@ -619,5 +651,6 @@ def test_an_intervention_from_start_to_end(tmp_path, capsys):
     assert code == 0 and out.count("\n  ") == 2
     again = call(capsys, *words)
     assert again[1] == out  # nothing is run twice
+    assert (tmp_path / "run/doctor-branches.png").stat().st_size > 10_000
     assert call(capsys, tmp_path / "run", "--intervene", "--levers", "nonsense")[0] == 2
     assert call(capsys, tmp_path / "run", "--intervene", "--budget", 1)[0] == 2
