@@ -54,15 +54,8 @@ TASKS = {  # flags of ppo.py with which it learns
 DEAR = [name for name, flags in TASKS.items() if "MinAtar" in flags]  # these share the changes among them
 FIXED = ("env_id", "total_timesteps", "sticky_actions")  # what no change takes away
 QUIET = {"num_devices": 1, "halt_on_nan": False, "plasticity_every": 0}
-HEALTHY_SEEDS, HEALED, TRIES = 3, 0.8, 3
-COLUMNS = {
-    "doctor": "the doctor",
-    "checkpoint": "the doctor's first advice, from the checkpoint",
-    "log": "what the log alone suggests",
-    "rate": "learning rate × 3, then ÷ 3",
-    "tune": "`tune.py`, three trials",
-    "random": "a random lever",
-}
+HEALTHY_SEEDS, TRIES = 3, 3
+COLUMNS = ("doctor", "checkpoint", "log", "rate", "tune", "random")
 
 
 def times(factor: float, name: str, **others: Any) -> Callable[[Any], dict[str, Any]]:
@@ -107,7 +100,7 @@ class Args:
     """Seeds of the sick runs; healthy ones have the first and the next two."""
     tasks: tuple[str, ...] = tuple(TASKS)
     """Only these tasks."""
-    columns: tuple[str, ...] = tuple(COLUMNS)
+    columns: tuple[str, ...] = COLUMNS
     """Only these treatments; none: only the sick and the healthy runs."""
     list: bool = False
     """Run nothing; print the cases."""
@@ -211,7 +204,7 @@ def treatments(case: Case, folder: Path) -> dict[str, list[grid.Cell | None]]:
     }
 
 
-def trials(case: Case, own: dict[str, Any]) -> list[grid.Cell | None]:
+def trials(case: Case, own: dict[str, Any]) -> list[grid.Cell]:
     """The first trials of tune.py, which searches its own table and keeps the run's other flags: the script's defaults,
     then by chance."""
     given = {k: v for k, v in own.items() if k not in tune.SPACE and k != "num_minibatches"}
@@ -219,11 +212,12 @@ def trials(case: Case, own: dict[str, Any]) -> list[grid.Cell | None]:
     task = Task(asked, type(case.args), [], given, {}, "")
     task = replace(task, space=tune.parse_space(task))
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=case.args.seed))
-    study.enqueue_trial(task.defaults())
-    found: list[grid.Cell | None] = []
+    found: list[grid.Cell] = []
+    params = task.defaults()
     while len(found) < TRIES:
-        cell = treatment(case, "tune", case.cell.script, given | as_flags(study.ask(task.space).params, task.space))
+        cell = treatment(case, "tune", case.cell.script, given | as_flags(params, task.space))
         found += [cell] if cell else []  # tune.py, too, asks again if the script refuses
+        params = study.ask(task.space).params
     return found
 
 
@@ -267,6 +261,7 @@ def say(text: str) -> None:
 
 
 def main(args: Args) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     results = Results(args)
     cases = [case for seed in args.seeds for case in candidates(args.tasks, seed)]
     controls = {task: [healthy(task, args.seeds[0] + i) for i in range(HEALTHY_SEEDS)] for task in args.tasks}
@@ -284,14 +279,14 @@ def main(args: Args) -> None:
             found, tries = advised(cell, args.runs_dir)
             told = {"label": found.label, "advice": tries[0].kind}
             results.cases.append({"task": task, "run": cell.name, "share": share(cell, task)} | told)
-    sick = [case for case in cases if share(case.cell, case.task) < HEALED]
+    sick = [case for case in cases if share(case.cell, case.task) < advice.HEALED]
     plans = {case: treatments(case, args.runs_dir) for case in sick}
     for attempt in range(TRIES):
         wanted = []
         for case, plan in plans.items():
             for name in args.columns:
                 cells = plan.get(name, [])
-                done = any(cell and share(cell, case.task) >= HEALED for cell in cells[:attempt])
+                done = any(cell and share(cell, case.task) >= advice.HEALED for cell in cells[:attempt])
                 wanted += [cell for cell in cells[attempt : attempt + 1] if cell and not done]
         if not args.list:
             results.run(wanted, say)

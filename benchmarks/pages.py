@@ -19,6 +19,15 @@ ROOT = Path(__file__).resolve().parents[1]
 AS_EVER = ("env-id", "total-timesteps", "num-envs", "sticky-actions")  # flags of commands that are the defaults
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
 
+TREATMENTS = {  # columns of results/cures.json
+    "doctor": "the doctor",
+    "checkpoint": "the doctor's first advice, from the checkpoint",
+    "log": "what the log alone suggests",
+    "rate": "learning rate × 3, then ÷ 3",
+    "tune": "`tune.py`, three trials",
+    "random": "a random lever",
+}
+
 
 def read(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
@@ -304,12 +313,12 @@ def figures() -> None:
     table(["figure", "the paper's claim"], rows)
 
 
-def cures() -> None:
-    """Shares of sick runs that each treatment healed, what is healed of which change, and the healthy runs."""
+def cures(brief: bool = False) -> None:
+    """Shares of sick runs that each treatment healed, and of healthy runs left alone. brief: only a sentence."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from scipy import stats
 
-    from benchmarks.cures import COLUMNS, HEALED
+    from clinic.advice import HEALED
 
     found = read("cures")
     sick = [case for case in found["cases"] if "change" in case]
@@ -330,8 +339,14 @@ def cures() -> None:
         low, high = np.quantile(gap[draws].mean(1), (0.025, 0.975))
         return f"{100 * gap.mean():+.0f} ({100 * low:+.0f} to {100 * high:+.0f})".replace("-", "−")
 
+    if brief:
+        rivals = ", ".join(f"{name} {100 * healed(x, 3).mean():.0f} %" for x, name in list(TREATMENTS.items())[-3:])
+        print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
+        print(f"{100 * healed('doctor', 1).mean():.0f} %, three {100 * healed('doctor', 3).mean():.0f} %")
+        print(f"({rivals}); it left {sum(alone)} of {len(alone)} healthy runs alone.")
+        return
     rows = []
-    for column, name in COLUMNS.items():
+    for column, name in TREATMENTS.items():
         several = max(len(case[column]) for case in sick)
         rows.append([name, share(healed(column, 1)), less(column, 1) if column != "doctor" else ""])
         rows[-1] += [share(healed(column, 3)), less(column, 3)] if several > 1 else ["", ""]
