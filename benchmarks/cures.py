@@ -2,7 +2,7 @@
 
     python benchmarks/cures.py                                            # what is missing: some hours on two cores
     python benchmarks/cures.py --seeds 100 --out runs/cures/100.json      # another seed, to build the doctor with
-    python benchmarks/cures.py --list                                     # the sick runs and how they did, no run
+    python benchmarks/cures.py --list                                     # the sick runs' commands
 
 A run is made sick by a change to flags that learn (SICK). Then it is treated with what the doctor advises, from whose
 knowledge the task is left out, and with what three rivals would try. Each treatment is a command that a user could
@@ -103,7 +103,7 @@ class Args:
     columns: tuple[str, ...] = COLUMNS
     """Only these treatments; none: only the sick and the healthy runs."""
     list: bool = False
-    """Run nothing; print the cases."""
+    """Only print the commands of the runs that should be sick."""
     workers: int | None = None
     """How many runs go at once, each on its share of the cores (default: one per core)."""
     out: Path = Path("results/cures.json")
@@ -266,43 +266,50 @@ def main(args: Args) -> None:
     cases = [case for seed in args.seeds for case in candidates(args.tasks, seed)]
     controls = {task: [healthy(task, args.seeds[0] + i) for i in range(HEALTHY_SEEDS)] for task in args.tasks}
     everything = [*itertools.chain(*controls.values()), *(case.cell for case in cases)]
-    if not args.list:
-        results.run(everything, say)
-        # The doctor reads their logs, which may have been left on another machine.
-        again = [cell for cell in everything if grid.state(cell, args.runs_dir) != "finished"]
-        grid.run_missing(again, args.runs_dir, args.workers or grid.cores_or_one(), say)
+    if args.list:
+        for case in cases:
+            print(case.name, shlex.join(grid.command(case.cell, args.runs_dir)), sep=": ")
+        return
+    results.run(everything, say)
+    # The doctor reads their logs, which may have been left on another machine.
+    again = [cell for cell in everything if grid.state(cell, args.runs_dir) != "finished"]
+    grid.run_missing(again, args.runs_dir, args.workers or grid.cores_or_one(), say)
+
     score = lambda cell, task: results.score(cell, base(task).env_id)  # noqa: E731
     well = {task: sum(score(cell, task) for cell in cells) / len(cells) for task, cells in controls.items()}
     share = lambda cell, task: score(cell, task) / well[task]  # noqa: E731
+    sick = [case for case in cases if share(case.cell, case.task) < advice.HEALED]
+    plans = {case: treatments(case, args.runs_dir) for case in sick}
+
+    def outcome(case: Case, cells: list[grid.Cell | None]) -> tuple[list[float | None], grid.Cell | None]:
+        """The shares until one heals, and the next run that is needed."""
+        shares: list[float | None] = []
+        for cell in cells:
+            if cell and cell.name not in results.runs:
+                return shares, cell
+            shares.append(cell and share(cell, case.task))
+            if cell and shares[-1] >= advice.HEALED:
+                break
+        return shares, None
+
+    for _ in range(TRIES):
+        steps = [outcome(case, plan[name]) for case, plan in plans.items() for name in plan if name in args.columns]
+        results.run([cell for _, cell in steps if cell], say)
+
     for task, cells in controls.items():
         for cell in cells:
             found, tries = advised(cell, args.runs_dir)
-            told = {"label": found.label, "advice": tries[0].kind}
-            results.cases.append({"task": task, "run": cell.name, "share": share(cell, task)} | told)
-    sick = [case for case in cases if share(case.cell, case.task) < advice.HEALED]
-    plans = {case: treatments(case, args.runs_dir) for case in sick}
-    for attempt in range(TRIES):
-        wanted = []
-        for case, plan in plans.items():
-            for name in args.columns:
-                cells = plan.get(name, [])
-                done = any(cell and share(cell, case.task) >= advice.HEALED for cell in cells[:attempt])
-                wanted += [cell for cell in cells[attempt : attempt + 1] if cell and not done]
-        if not args.list:
-            results.run(wanted, say)
+            told = {"task": task, "run": cell.name, "share": share(cell, task)}
+            results.cases.append(told | {"label": found.label, "advice": tries[0].kind})
     for case, plan in plans.items():
         found, tries = advised(case.cell, args.runs_dir)
-        told: dict[str, Any] = {"task": case.task, "change": case.change, "run": case.cell.name}
-        told |= {"share": share(case.cell, case.task), "label": found.label}
-        told |= {"advice": tries[0].kind, "why": tries[0].why}
-        for name, cells in plan.items():
-            known = [cell if cell and cell.name in results.runs else None for cell in cells]
-            told[name] = [cell and share(cell, case.task) for cell in known]
-        results.cases.append(told)
+        told = {"task": case.task, "change": case.change, "run": case.cell.name, "share": share(case.cell, case.task)}
+        told |= {"label": found.label, "advice": tries[0].kind, "why": tries[0].why}
+        ended = {name: outcome(case, cells) for name, cells in plan.items()}
+        results.cases.append(told | {name: shares for name, (shares, missing) in ended.items() if not missing})
     for case in results.cases:
         print(*(f"{value:.2f}" if isinstance(value, float) else value for value in case.values()), sep=" | ")
-    if not args.list:
-        results.write()
+    results.write()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ TREATMENTS = {  # columns of results/cures.json
     "tune": "`tune.py`, three trials",
     "random": "a random lever",
 }
+RIVALS = ("rate", "tune", "random")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -327,6 +328,8 @@ def cures(brief: bool = False) -> None:
     rng = np.random.default_rng(0)
     draws = np.concatenate([rng.choice(np.flatnonzero(tasks == t), (10_000, (tasks == t).sum())) for t in {*tasks}], 1)
 
+    done = {name: title for name, title in TREATMENTS.items() if all(name in case for case in sick)}
+
     def healed(column: str, tries: int) -> np.ndarray:
         return np.array([any(x is not None and x >= HEALED for x in case[column][:tries]) for case in sick])
 
@@ -340,13 +343,13 @@ def cures(brief: bool = False) -> None:
         return f"{100 * gap.mean():+.0f} ({100 * low:+.0f} to {100 * high:+.0f})".replace("-", "−")
 
     if brief:
-        rivals = ", ".join(f"{name} {100 * healed(x, 3).mean():.0f} %" for x, name in list(TREATMENTS.items())[-3:])
+        rivals = ", ".join(f"{name} {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)
         print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
         print(f"{100 * healed('doctor', 1).mean():.0f} %, three {100 * healed('doctor', 3).mean():.0f} %")
-        print(f"({rivals}); it left {sum(alone)} of {len(alone)} healthy runs alone.")
+        print(f"({rivals or 'no rival was run yet'}); it left {sum(alone)} of {len(alone)} healthy runs alone.")
         return
     rows = []
-    for column, name in TREATMENTS.items():
+    for column, name in done.items():
         several = max(len(case[column]) for case in sick)
         rows.append([name, share(healed(column, 1)), less(column, 1) if column != "doctor" else ""])
         rows[-1] += [share(healed(column, 3)), less(column, 3)] if several > 1 else ["", ""]
@@ -355,5 +358,7 @@ def cures(brief: bool = False) -> None:
         ["healed of " + f"{len(sick)} sick runs", "by the first", "doctor − this", "by up to three", "doctor − this"],
         rows,
     )
+    if missing := [title for name, title in TREATMENTS.items() if name not in done]:
+        print(f"\nNot run yet: {'; '.join(missing)}.")
     print(f"\nOf {len(alone)} healthy runs the doctor left {share(alone)} alone.")
     measured(found, "; intervals of 95 %")
