@@ -92,7 +92,7 @@ class Args(CriticArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = False
-    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    """Also clip the value loss where V moved by --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.001
@@ -407,7 +407,7 @@ def optimise(
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
     grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
@@ -522,7 +522,7 @@ def build(args: Args) -> tuple:
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=envs.device_limit(args))
     env = envs.make(args.env_id, chunk // len(chosen), args.num_levels, args.env_kwargs, **envs.changes(args))
     envs.check_images(args, env)
-    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
+    args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
     layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())

@@ -306,7 +306,7 @@ def measure_update(
 
 
 def measure_plasticity(args: Args, network: QNetwork, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     q_of, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     q, sown = q_of(learner.params, batch.obs, mutable="intermediates")
     grad_fn = jax.grad(partial(q_loss, q_of), has_aux=True)
@@ -388,7 +388,7 @@ def build(args: Args) -> tuple:
         side = min(env.obs_shape[:2]) if len(env.obs_shape) == 3 else 0
         args = replace(args, network="nature" if side >= 36 else "cnn" if side >= 3 else "mlp")
     envs.check_images(args, env)
-    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
+    args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = QNetwork(args, env.action_space.nvec[0]), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
     layout, sampled = TrainState(P(), split, P(), P()), Sample(split, P())

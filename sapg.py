@@ -93,7 +93,7 @@ class Args(CriticArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = False
-    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    """Also clip the value loss where V moved by --clip-eps, in units of the return."""
     norm_value: bool = False
     """Learn values in units of the running standard deviation of their targets, from their mean. --clip-vloss, too."""
     vf_coef: NonNegative[float] = 0.5
@@ -441,7 +441,7 @@ def optimise(
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
     grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
@@ -535,7 +535,7 @@ def build(args: Args) -> tuple:
     envs.check_images(args, env)
     if args.bounds_coef and not all(np.all(x == y) for x, y in zip(env.action_space, (-1, 1), strict=False)):
         raise UsageError(f"--bounds-coef {args.bounds_coef}: needs actions in [-1, 1]; {args.env_id} has others")
-    args = replace(args, num_devices=len(chosen))  # --resume has to use the same number
+    args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
     layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())

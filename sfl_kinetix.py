@@ -122,7 +122,7 @@ class Args(LevelArgs):
     norm_adv: bool = True
     """Normalise advantages in each (global) minibatch."""
     clip_vloss: bool = True
-    """Also clip the value loss: V moves by at most --clip-eps, in units of the return."""
+    """Also clip the value loss where V moved by --clip-eps, in units of the return."""
     vf_coef: NonNegative[float] = 0.5
     """Weight of the value loss."""
     ent_coef: NonNegative[float] = 0.01
@@ -387,7 +387,7 @@ def optimise(
 
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
-    """What Mayor et al. 2025, appendix B, measure, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
+    """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
     dist, _ = policy(learner.params, batch.obs)
     hidden = network.hidden(learner.params, unpack(batch.obs))
@@ -581,7 +581,7 @@ def build(args: Args) -> tuple:
     rarer = min(args.buffer_share, 1 - args.buffer_share)
     most = chunk // (int(0.5 / rarer) + 1) or 1 if rarer else None  # on more devices one kind of levels would lack
     chosen = devices.choose_devices(args.num_devices, chunk, args.minibatch_size, at_most=most)
-    args = settle_search(args, len(chosen))  # --resume has to use the same number
+    args = settle_search(args, len(chosen))  # --resume takes as many by default
     suite = kinetix.make_entities(args.size)
     env = envs.LevelEnv(suite, chunk // len(chosen))
     network = ActorCritic(suite, MODELS[args.network], args.compute_dtype)

@@ -165,6 +165,7 @@ def gpu() -> None:
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second there: {found['small']['note']}.")
 
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    import ppo
     from common.run import plots
 
     on_cpu = lambda game: [  # noqa: E731
@@ -175,10 +176,16 @@ def gpu() -> None:
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     again = (f"{game} {said(x)} there and {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
     ten = found["ten_seeds"]
+    default = {"hidden_sizes": "64 64"} | {k: v for k, v in vars(ppo.Args()).items() if k != "hidden_sizes"}
+    runs = [run for run in read("pilots")["runs"] if run["game"] == "Breakout" and run["steps"] > 10**7]
+    runs = [run for run in runs if all(default[k] == v for k, v in ({"anneal_ent": False} | run["settings"]).items())]
+    tuned = lambda gpu: said([run["return"] for run in runs if ("device" in run) == gpu])  # noqa: E731
     print(
         f"\n**Not understood**: `{ten['command']}` ended at {said(ten['sampled'])} there, and the same seeds at "
         f"{said(on_cpu('Breakout'))} on a CPU, one process each. Five seeds of two other games agree: "
-        f"{', '.join(again)}. Nothing else that says GPU on [the page of results](results.md) was repeated."
+        f"{', '.join(again)}. On tuning seeds, of which each ran on one of the two, "
+        f"the GPU gave {tuned(True)} on Breakout and the CPU {tuned(False)}. Nothing else that says GPU on [the page "
+        "of results](results.md) was repeated."
     )
     shared = found["shared"]
     print(
