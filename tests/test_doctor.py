@@ -255,6 +255,7 @@ def test_a_loss_of_nan_is_told_from_an_empty_cell(tmp_path, last, label):
 @pytest.mark.optional
 def test_a_folder_for_tensorboard_is_read_as_its_writer_left_it(tmp_path, capsys, undrawn):
     """As CleanRL writes it, by TensorBoard's own writer; returns and losses in records of their own."""
+    pytest.importorskip("tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -250,10 +250,10 @@ class Run:
             self._look()
 
     def _look(self) -> None:
-        """Say once if the run looks sick, as doctor.py would."""
+        """Say once if the run looks sick, as doctor.py would. What it cannot read costs no run."""
         from clinic import advice  # not before: the doctor reads runs
 
-        with contextlib.suppress(UsageError), self.aside():
+        with contextlib.suppress(Exception):
             if said := advice.at_a_glance(self.path, Path(self._script).stem, self.args):
                 say(said)
 
