@@ -116,7 +116,9 @@ class Player:
         """Means over --num-eval-episodes episodes after this update, as eval/...; one value per seed if there are
         several. None if it is given up. An episode that has not ended after LONGEST steps counts as it is then."""
         learner = on_one_device(learner)
-        game = self._start(learner, self._key, update)
+        # Put on the learner's device, as the next game is: JAX compiles _go_on again for arrays that are on none.
+        key = jax.device_put(self._key, jax.tree.leaves(learner)[0].sharding)
+        game = self._start(learner, key, update)
         for until in range(PIECE, LONGEST + PIECE, PIECE):
             game = self._go_on(learner, game, until)
             if (running := int((~game.first.done).sum())) == 0:
