@@ -50,9 +50,10 @@ def straight(tmp_path_factory):
 def module():
     spec = importlib.util.spec_from_file_location(SCRIPT, ROOT / f"{SCRIPT}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[SCRIPT] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:  # other files' tests have imported a ppo of their own
+        patch.setitem(sys.modules, SCRIPT, module)
+        spec.loader.exec_module(module)
+        yield module
 
 
 def lines_of(path):

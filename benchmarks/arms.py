@@ -1,0 +1,162 @@
+"""Does PPO end higher with more environments, if each number of environments has the flags that are best for it?
+
+    python benchmarks/arms.py                            # what is missing of all: 5 hours on two cores
+    python benchmarks/arms.py --stages tune --arms many  # only the search for the flags of one arm
+    python benchmarks/arms.py --list                     # the commands
+
+An arm is a way to gather the data of an update. Each has as many trials of tune.py, one set of flags for all games, and
+is then judged on other seeds. The rules are in experiments/PREREGISTERED.md.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ppo
+import tune
+from benchmarks import report
+from common.run import arguments
+from experiments import grid
+from tuning.report import as_flags, counting
+
+ARMS = {  # N, K, and the sizes of minibatches that are searched
+    "small": (64, 32, "128,256,512,1024"),
+    "many": (4096, 32, "1024,2048,4096,8192,16384"),
+    "long": (64, 2048, "1024,2048,4096,8192,16384"),
+}
+GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")
+SEARCHED = {
+    "learning_rate": "5e-4:2e-2:log",
+    "anneal_lr": "true,false",
+    "clip_eps": "0.05:0.5:log",
+    "gae_lambda": "0.5:0.97",
+    "ent_coef": "3e-3:0.15:log",
+    "update_epochs": "1,2,3,4,8",
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    stages: tuple[str, ...] = ("tune", "test")
+    """tune: search for each arm's flags. test: train with them on new seeds."""
+    arms: tuple[str, ...] = tuple(ARMS)
+    """Only these arms."""
+    trials: int = 12
+    """Trials for each arm."""
+    tune_seed: int = 100
+    """Seed of the trials."""
+    seeds: int = 6
+    """Test with the seeds 0, 1, ..."""
+    total_timesteps: int = 10_485_760
+    """Environment steps of each run."""
+    workers: int | None = None
+    """How many runs go at once, each on its share of the cores (default: one per core)."""
+    list: bool = False
+    """Only print the commands."""
+    out: Path = Path("results/arms.json")
+    """Results."""
+    runs_dir: Path = Path("runs/arms")
+    """Where the runs' folders go."""
+
+
+def common_flags(arm: str, args: Args) -> dict[str, Any]:
+    """What is the same in trials and tests."""
+    num_envs, num_steps, _ = ARMS[arm]
+    sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": args.total_timesteps}
+    return {**sizes, "sticky_actions": 0.1, "plasticity_every": 0}
+
+
+def tuning(arm: str, args: Args) -> list[str]:
+    """The command that searches for an arm's flags."""
+    search = [f"{name}={text}" for name, text in (SEARCHED | {"minibatch_size": ARMS[arm][2]}).items()]
+    asked = {"env_id": GAMES, "trials": args.trials, "workers": args.workers or grid.cores_or_one()}
+    asked |= {"seed": args.tune_seed, "study": arm, "runs_dir": str(args.runs_dir)}
+    words = ["--only", *SEARCHED, "minibatch_size", "--search", *search]
+    return ["python", "tune.py", "ppo.py", *grid.spelled(asked | common_flags(arm, args)), *words]
+
+
+def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args) -> grid.Cell:
+    """A run that counts, on one core as the trials."""
+    flags = {"env_id": env_id, "seed": seed} | common_flags(arm, args) | flags | {"num_devices": 1}
+    varied = {"arm": arm, "env": env_id, "seed": seed}
+    return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)
+
+
+class Results:
+    """What is known, in a file that is written after each run."""
+
+    def __init__(self, args: Args):
+        self.args = args
+        known = json.loads(args.out.read_text()) if args.out.exists() else {}
+        self.trials: dict[str, list[dict[str, Any]]] = known.get("trials", {})
+        self.runs: dict[str, dict[str, Any]] = known.get("runs", {})
+
+    def write(self) -> None:
+        report.write(self.args.out, report.record(trials=self.trials, runs=dict(sorted(self.runs.items()))))
+
+    def take_trials(self, arm: str) -> None:
+        """Take over what the study of an arm has found so far."""
+        asked = tune.Args(runs_dir=str(self.args.runs_dir))
+        trials = counting(tune.open_study(asked, arm, make=False))
+        self.trials[arm] = [
+            {"score": t.value, "returns": t.user_attrs.get("values"), "state": t.state.name.lower()}
+            | {"flags": as_flags(t.params, t.distributions)}
+            for t in trials
+            if t.state.is_finished()
+        ]
+        self.write()
+
+    def best(self, arm: str) -> dict[str, Any]:
+        """The flags of an arm's best trial."""
+        scored = [trial for trial in self.trials[arm] if trial["score"] is not None]
+        return max(scored, key=lambda trial: trial["score"])["flags"]
+
+    def keep(self, cell: grid.Cell) -> None:
+        """Take the return of a finished run's final policy."""
+        folder = self.args.runs_dir / cell.name
+        summary, flags = json.loads((folder / "summary.json").read_text()), dict(cell.flags)
+        value = summary.get("eval/episodic_return", {}).get("mean")
+        arm = cell.name.split("_")[1].removeprefix("arm-")
+        told = {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"], "return": value}
+        self.runs[cell.name] = told | {"seconds": round(summary["wall_s"])}
+        self.write()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(args: Args) -> None:
+    results = Results(args)
+    if args.list:
+        print(*(shlex.join(tuning(arm, args)) for arm in args.arms), sep="\n")
+    for arm in args.arms if "tune" in args.stages and not args.list else ():
+        if len(results.trials.get(arm, [])) < args.trials:
+            subprocess.run([sys.executable, *tuning(arm, args)[1:]], check=True)
+            results.take_trials(arm)
+    tuned = [arm for arm in args.arms if len(results.trials.get(arm, [])) >= args.trials]
+    cells = [
+        test(arm, results.best(arm), game, seed, args) for seed in range(args.seeds) for arm in tuned for game in GAMES
+    ]
+    if args.list:
+        print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
+    elif "test" in args.stages:
+        for cell in cells:
+            if cell.name not in results.runs and grid.state(cell, args.runs_dir) == "finished":
+                results.keep(cell)
+        left = [cell for cell in cells if cell.name not in results.runs]
+        failed = grid.run_missing(left, args.runs_dir, args.workers or grid.cores_or_one(), say, results.keep)
+        if failed:
+            raise SystemExit("\n".join(f"failed: {line}" for line in failed))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
