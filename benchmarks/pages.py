@@ -350,7 +350,7 @@ def cures(brief: bool = False) -> None:
         return f"{100 * gap.mean():+.0f} ({100 * low:+.0f} to {100 * high:+.0f})".replace("-", "−")
 
     if brief:
-        rivals = ", ".join(f"{name} {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)
+        rivals = "; ".join(f"{name}: {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)
         print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
         print(f"{100 * healed('doctor', 1).mean():.0f} %, three {100 * healed('doctor', 3).mean():.0f} %")
         print(f"({rivals or 'no rival was run yet'}); it left {sum(alone)} of {len(alone)} healthy runs alone.")
