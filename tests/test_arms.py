@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("optuna")
+
+# isort: split
 import ppo
 import tune
 from common.run import arguments
 
-pytest.importorskip("optuna")
 pytestmark = pytest.mark.optional
 
 
