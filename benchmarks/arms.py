@@ -9,6 +9,7 @@ is then judged on other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -16,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppo
-import tune
 from benchmarks import report
 from common.run import arguments
 from experiments import grid
-from tuning.report import as_flags, counting
 
 ARMS = {  # N, K, and the sizes of minibatches that are searched
     "small": (64, 32, "128,256,512,1024"),
@@ -41,6 +41,10 @@ SEARCHED = {
     "ent_coef": "3e-3:0.15:log",
     "update_epochs": "1,2,3,4,8",
 }
+CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
+    ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
+    ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ class Results:
 
     def take_trials(self, arm: str) -> None:
         """Take over what the study of an arm has found so far."""
+        import tune  # here, since the pages read this file's arms without optuna
+        from tuning.report import as_flags, counting
+
         asked = tune.Args(runs_dir=str(self.args.runs_dir))
         trials = counting(tune.open_study(asked, arm, make=False))
         self.trials[arm] = [
@@ -128,6 +135,32 @@ class Results:
         told = {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"], "return": value}
         self.runs[cell.name] = told | {"seconds": round(summary["wall_s"])}
         self.write()
+
+
+def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple[float, float] | None) -> str:
+    """What the rules say of an interval: a claim holds or is refuted where the whole interval is.
+
+    refuted: where the interval of a refuted claim lies; None: anywhere outside of what is claimed."""
+    inside = lambda bounds: bounds[0] < low and high < bounds[1]  # noqa: E731
+    if inside(claimed):
+        return "holds"
+    outside = high < claimed[0] or low > claimed[1] if refuted is None else inside(refuted)
+    return "refuted" if outside else "open"
+
+
+def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
+    """The flags that are in the last tenth of their searched range, or its last choice, at either end."""
+    found = set()
+    for name, text in (SEARCHED | {"minibatch_size": ARMS[arm][2]}).items():
+        low, _, rest = text.partition(":")
+        if rest:
+            high, _, scale = rest.partition(":")
+            low, value, high = (math.log(float(x)) if scale else float(x) for x in (low, flags[name], high))
+            share = (value - low) / (high - low)
+            found |= {name} if not 0.1 <= share <= 0.9 else set()
+        elif "true" not in text and str(flags[name]) in (text.split(",")[0], text.split(",")[-1]):
+            found.add(name)
+    return found
 
 
 def say(text: str) -> None:

@@ -94,11 +94,84 @@ def environments(brief: bool = False) -> None:
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
     if brief:
         by_game = ", ".join(map(" ".join, zip(asked, gaps, strict=True)))
-        print("- [2,048 environments less 64](docs/scaling.md#how-many-environments), as many steps, same tuned flags:")
+        print(
+            "- [2,048 environments less 64](docs/report.md#one-set-of-flags-for-all), as many steps, same tuned flags:"
+        )
         print(f"  {by_game}: {verdict}.")
         return
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
     print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
+
+
+def arms(brief: bool = False) -> None:
+    """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims. brief: only a sentence."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from benchmarks.arms import ARMS, CLAIMS, GAMES, Args, at_edge, judged
+    from common.run import plots
+    from experiments import effects
+    from experiments.references import reference_score
+
+    found, asked = read("arms"), Args()
+    named = lambda arm: "{:,} × {:,}".format(*ARMS[arm][:2])  # noqa: E731
+    runs: dict[str, dict[str, dict[int, float]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
+    for run in found["runs"].values():
+        runs[run["arm"]][run["env_id"]][run["seed"]] = run["return"]
+    scores = {}  # [seeds, games]; only seeds that all of the arm's games have
+    for arm, by_game in runs.items():
+        seeds = sorted(set.intersection(*(set(values) for values in by_game.values())))
+        scores[arm] = np.array([[reference_score(game, by_game[game][s]) for game in GAMES] for s in seeds])
+
+    claims, told = [], []
+    for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
+        what, seeds = f"{named(a)} less {named(b)}", min(len(scores[a]), len(scores[b]))
+        if seeds < effects.FEWEST:
+            claims.append([number, what, claim, "–", "not run"])
+            continue
+        less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
+        middle, low, high = (float(x[0]) for x in effects.bootstrap(less, scores[a], scores[b], level=0.975))
+        interval = f"{middle:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+        few = f"open: {seeds} of {asked.seeds} seeds"
+        claims.append([number, what, claim, interval, judged(low, high, *margin) if seeds >= asked.seeds else few])
+        told.append(f"{what} {interval} ({claim}: {claims[-1][-1]})")
+    if brief:
+        print("- [N × K transitions per update, each with its best flags](docs/report.md), published score 1:")
+        print(f"  {'; '.join(told) or 'not run yet'}.")
+        return
+
+    rows = []
+    for arm in ARMS:
+        trials = found["trials"].get(arm, [])
+        row: list[Any] = [named(arm), f"{len(trials)} of {asked.trials}"]
+        if len(trials) >= asked.trials:
+            best = max((t for t in trials if t["score"] is not None), key=lambda t: t["score"])
+            edges = at_edge(arm, best["flags"])
+            shown = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in best["flags"].values()]
+            marked = [text + "*" * (name in edges) for name, text in zip(best["flags"], shown, strict=True)]
+            of = dict(zip(best["flags"], marked, strict=True))
+            row += [f"{best['score']:.2f}", *(of[name] for name in found_flags(found))]
+        rows.append(row + ["–"] * (3 + len(found_flags(found)) - len(row)))
+    heads = [f"`--{name.replace('_', '-')}`" for name in found_flags(found)]
+    table(["N × K", "trials", "score", *heads], rows)
+    print("\n\\* in the last tenth of the range that was searched.\n")
+
+    rows = []
+    for arm, by_game in runs.items():
+        row = [named(arm)]
+        for game in GAMES:
+            values = np.array(list(by_game[game].values()))
+            row.append("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(values), len(values)) if len(values) else "–")
+        row.append(f"{float(effects.iqm(scores[arm])):.2f}" if len(scores[arm]) else "–")
+        seconds = [run["seconds"] for run in found["runs"].values() if run["arm"] == arm]
+        rows.append([*row, f"{np.median(seconds) / 60:.1f}" if seconds else "–"])
+    table(["N × K", *(game.removesuffix("-MinAtar") for game in GAMES), "score", "minutes"], rows)
+    print("\nReturns: mean ± half the 95 % interval (seeds). Score: interquartile mean. Minutes: a run on one core.\n")
+    table(["", "difference of scores", "claim", "estimate (97.5 % interval)", "verdict"], claims)
+    measured(found)
+
+
+def found_flags(found: dict[str, Any]) -> list[str]:
+    """The flags that the trials of results/arms.json searched."""
+    return list(next(iter(found["trials"].values()))[0]["flags"])
 
 
 def commands(script: str) -> None:

@@ -77,8 +77,10 @@ def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, level: flo
     return Effect(what, estimate, low, high, samples=(a, b), how=WELCH, **wanted)
 
 
-def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Computes a statistic of one or more score matrices [seeds, games, ...] and its 95 % interval, by resampling seeds
+def bootstrap(
+    statistic: Callable[..., np.ndarray], *scores: np.ndarray, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computes a statistic of one or more score matrices [seeds, games, ...] and its interval, by resampling seeds
     within each game (Agarwal et al. 2021). -> estimate, low, high, of the statistic's shape. Not finite if a score is
     missing."""
     estimate, rng = np.atleast_1d(statistic(*scores)), np.random.default_rng(0)
@@ -86,7 +88,7 @@ def bootstrap(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> tupl
         return estimate, *np.full((2, *estimate.shape), np.nan)
     draw = lambda x: x[rng.integers(len(x), size=x.shape[:2]), np.arange(x.shape[1])]  # noqa: E731
     found = [np.atleast_1d(statistic(*map(draw, scores))) for _ in range(REPETITIONS)]
-    return estimate, *np.percentile(found, [2.5, 97.5], axis=0)
+    return estimate, *np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
 def iqm(scores: np.ndarray, axis: int | None = None) -> np.ndarray:

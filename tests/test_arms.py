@@ -11,6 +11,7 @@ pytest.importorskip("optuna")
 # isort: split
 import ppo
 import tune
+from benchmarks import pages
 from common.run import arguments
 
 pytestmark = pytest.mark.optional
@@ -56,3 +57,53 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeyp
     runs = json.loads(Path(args.out).read_text())["runs"].values()
     found = sorted((run["env_id"], run["seed"], run["return"], run["seconds"], run["arm"]) for run in runs)
     assert found == [(game, seed, 10.0 + seed, 10, "small") for game in sorted(arms.GAMES) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "more", "equal"),
+    [
+        (0.01, 0.3, "holds", "open"),
+        (-0.02, 0.04, "refuted", "holds"),
+        (-0.3, 0.2, "open", "open"),
+        (-0.05, 0.06, "open", "holds"),
+        (-0.4, -0.2, "refuted", "refuted"),
+        (0.2, 0.4, "holds", "refuted"),
+    ],
+)
+def test_a_claim_is_decided_where_the_whole_interval_is(arms, low, high, more, equal):
+    assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal]
+
+
+def test_flags_at_the_end_of_what_was_searched_are_marked(arms):
+    flags = {"learning_rate": 6e-4, "anneal_lr": True, "clip_eps": 0.2, "gae_lambda": 0.96, "ent_coef": 0.02}
+    flags |= {"update_epochs": 8, "minibatch_size": 1024}
+    assert arms.at_edge("small", flags) == {"learning_rate", "gae_lambda", "update_epochs", "minibatch_size"}
+    assert arms.at_edge("many", flags | {"update_epochs": 2, "learning_rate": 0.01}) == {"gae_lambda", "minibatch_size"}
+
+
+def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(arms, monkeypatch, capsys):
+    flags = {"learning_rate": 0.004, "anneal_lr": True, "clip_eps": 0.2, "gae_lambda": 0.6, "ent_coef": 0.02}
+    flags |= {"update_epochs": 3, "minibatch_size": 512}
+    worse, best = {"score": 0.3, "flags": flags | {"clip_eps": 0.1}}, {"score": 0.8, "flags": flags}
+    trials = [worse, {"score": None, "flags": flags}, best] * 4
+    returns = {"small": {"Breakout-MinAtar": 69.9, "SpaceInvaders-MinAtar": 180.9}}  # the published ones: score 1
+    returns["many"] = {"Breakout-MinAtar": 0.405, "SpaceInvaders-MinAtar": 4.15}  # those of a random policy: 0
+    runs = {
+        f"{arm}{game}{seed}": {"arm": arm, "env_id": game, "seed": seed, "return": value, "seconds": 90}
+        for arm, by_game in returns.items()
+        for game, value in by_game.items()
+        for seed in range(6)
+    }
+    found = {"trials": {"small": trials, "many": trials[:5]}, "runs": runs, "date": "2026-01-02T03"}
+    found["hardware"] = {"cores": 2, "cpu": "X"}
+    monkeypatch.setattr(pages, "read", lambda name: found)
+    pages.arms()
+    told = capsys.readouterr().out
+    assert "| 64 × 32 | 12 of 12 | 0.80 | 0.004 | True | 0.2 | 0.6 | 0.02 | 3 | 512 |" in told
+    assert "| 4,096 × 32 | 5 of 12 | – |" in told and "| 64 × 2,048 | 0 of 12 | – |" in told
+    assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.5 |" in told and "| 64 × 2,048 | – | – | – | – |" in told
+    assert "| 4,096 × 32 less 64 × 32 | more environments end higher | −1.00 (−1.00 to −1.00) | refuted |" in told
+    assert "| equal within 0.1 | – | not run |" in told
+    del runs["manyBreakout-MinAtar5"]
+    pages.arms()
+    assert "| open: 5 of 6 seeds |" in capsys.readouterr().out

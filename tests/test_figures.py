@@ -26,7 +26,7 @@ from common.run import arguments
 from common.run.command import main as run_main
 from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
-from experiments.effects import Effect, difference, over_games, verdict
+from experiments.effects import Effect, bootstrap, difference, over_games, verdict
 from experiments.grid import Cell
 from experiments.paper_a import PRESETS
 
@@ -95,9 +95,12 @@ def test_the_interval_over_games_is_that_of_seeds_drawn_anew_within_each_game():
         return values[len(values) // 4 : -(len(values) // 4)].mean()
 
     draw = lambda x: np.stack([rng.choice(game, 5) for game in x.T], axis=1)  # noqa: E731
-    ours = np.percentile([iqm(draw(a)) - iqm(draw(b)) for _ in range(5000)], [2.5, 97.5])
+    drawn = [iqm(draw(a)) - iqm(draw(b)) for _ in range(5000)]
+    ours = np.percentile(drawn, [2.5, 97.5])
     assert found.estimate == pytest.approx(iqm(a) - iqm(b)) and found.samples[0] is a
     np.testing.assert_allclose([found.low, found.high], ours, atol=0.03)
+    half = bootstrap(lambda x, y: iqm(x) - iqm(y), a, b, level=0.5)
+    np.testing.assert_allclose(np.ravel(half[1:]), np.percentile(drawn, [25, 75]), atol=0.03)
     assert over_games("x", a, b, above=0.0)[1:4] == found[1:4]
     assert over_games("x", a[:2], b, above=0.0).outcome == "open"
     assert over_games("x", np.where(a == a[0, 0], np.nan, a), b, above=0.0).outcome == "open"
