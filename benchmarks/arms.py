@@ -123,7 +123,7 @@ class Results:
 
     def best(self, arm: str) -> dict[str, Any]:
         """The flags of an arm's best trial."""
-        scored = [trial for trial in self.trials[arm] if trial["score"] is not None]
+        scored = [trial for trial in self.trials[arm] if trial["score"] is not None and trial.get("state") != "pruned"]
         return max(scored, key=lambda trial: trial["score"])["flags"]
 
     def keep(self, cell: grid.Cell) -> None:

@@ -123,7 +123,7 @@ def arms(brief: bool = False) -> None:
 
     claims, told = [], []
     for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
-        what, seeds = f"{named(a)} less {named(b)}", min(len(scores[a]), len(scores[b]))
+        what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
         if seeds < effects.FEWEST:
             claims.append([number, what, claim, "–", "not run"])
             continue
@@ -134,16 +134,20 @@ def arms(brief: bool = False) -> None:
         claims.append([number, what, claim, interval, judged(low, high, *margin) if seeds >= asked.seeds else few])
         told.append(f"{what} {interval} ({claim}: {claims[-1][-1]})")
     if brief:
-        print("- [N × K transitions per update, each with its best flags](docs/report.md), published score 1:")
+        print("- [Environments × steps per update, flags from 12 trials each](docs/report.md), published score 1:")
         print(f"  {'; '.join(told) or 'not run yet'}.")
         return
 
     rows = []
     for arm in ARMS:
         trials = found["trials"].get(arm, [])
-        row: list[Any] = [named(arm), f"{len(trials)} of {asked.trials}"]
+        pruned = sum(trial.get("state") == "pruned" for trial in trials)
+        stopped = f" ({pruned} stopped early)" if pruned else ""
+        row: list[Any] = [named(arm), f"{len(trials)} of {asked.trials}{stopped}"]
         if len(trials) >= asked.trials:
-            best = max((t for t in trials if t["score"] is not None), key=lambda t: t["score"])
+            best = max(
+                (t for t in trials if t["score"] is not None and t.get("state") != "pruned"), key=lambda t: t["score"]
+            )
             edges = at_edge(arm, best["flags"])
             shown = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in best["flags"].values()]
             marked = [text + "*" * (name in edges) for name, text in zip(best["flags"], shown, strict=True)]
@@ -151,8 +155,8 @@ def arms(brief: bool = False) -> None:
             row += [f"{best['score']:.2f}", *(of[name] for name in found_flags(found))]
         rows.append(row + ["–"] * (3 + len(found_flags(found)) - len(row)))
     heads = [f"`--{name.replace('_', '-')}`" for name in found_flags(found)]
-    table(["N × K", "trials", "score", *heads], rows)
-    print("\n\\* in the last tenth of the range that was searched.\n")
+    table(["N × K", "trials", "best trial", *heads], rows)
+    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
 
     rows = []
     for arm, by_game in runs.items():

@@ -102,7 +102,7 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(arms, monkeypa
     assert "| 64 × 32 | 12 of 12 | 0.80 | 0.004 | True | 0.2 | 0.6 | 0.02 | 3 | 512 |" in told
     assert "| 4,096 × 32 | 5 of 12 | – |" in told and "| 64 × 2,048 | 0 of 12 | – |" in told
     assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.5 |" in told and "| 64 × 2,048 | – | – | – | – |" in told
-    assert "| 4,096 × 32 less 64 × 32 | more environments end higher | −1.00 (−1.00 to −1.00) | refuted |" in told
+    assert "| 4,096 × 32 minus 64 × 32 | more environments end higher | −1.00 (−1.00 to −1.00) | refuted |" in told
     assert "| equal within 0.1 | – | not run |" in told
     del runs["manyBreakout-MinAtar5"]
     pages.arms()
