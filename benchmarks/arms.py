@@ -57,8 +57,10 @@ class Args:
     """Trials for each arm."""
     tune_seed: int = 100
     """Seed of the trials."""
-    seeds: int = 6
+    seeds: int = 10
     """Test with the seeds 0, 1, ..."""
+    together: bool = False
+    """Train all seeds of an arm and a game in one process, which suits a GPU. Several such share one: --workers 4."""
     total_timesteps: int = 10_485_760
     """Environment steps of each run."""
     workers: int | None = None
@@ -88,9 +90,10 @@ def tuning(arm: str, args: Args) -> list[str]:
 
 
 def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args) -> grid.Cell:
-    """A run that counts, on one core as the trials."""
-    flags = {"env_id": env_id, "seed": seed} | common_flags(arm, args) | flags | {"num_devices": 1}
-    varied = {"arm": arm, "env": env_id, "seed": seed}
+    """A run that counts, on one device as the trials."""
+    seeds = {"seed": seed, "num_seeds": args.seeds if args.together else 1}
+    flags = {"env_id": env_id} | seeds | common_flags(arm, args) | flags | {"num_devices": 1}
+    varied = {"arm": arm, "env": env_id, "seed": seed} | ({"seeds": args.seeds} if args.together else {})
     return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)
 
 
@@ -130,11 +133,18 @@ class Results:
         """Take the return of a finished run's final policy."""
         folder = self.args.runs_dir / cell.name
         summary, flags = json.loads((folder / "summary.json").read_text()), dict(cell.flags)
-        value = summary.get("eval/episodic_return", {}).get("mean")
+        found = summary.get("eval/episodic_return", {})
         arm = cell.name.split("_")[1].removeprefix("arm-")
-        told = {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"], "return": value}
-        self.runs[cell.name] = told | {"seconds": round(summary["wall_s"])}
+        made = json.loads((folder / "args.json").read_text())
+        told = {"arm": arm, "env_id": flags["env_id"], "seconds": round(summary["wall_s"])}
+        told |= {"devices": made["devices"], "machine": made["machine"], "jax": made["versions"]["jax"]}
+        for index, value in enumerate(found.get("seeds", [found.get("mean")])):
+            name = cell.name if flags["num_seeds"] == 1 else f"{cell.name}/{index}"
+            self.runs[name] = told | {"seed": flags["seed"] + index, "together": flags["num_seeds"], "return": value}
         self.write()
+
+    def has(self, cell: grid.Cell) -> bool:
+        return cell.name in self.runs or f"{cell.name}/0" in self.runs
 
 
 def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple[float, float] | None) -> str:
@@ -176,16 +186,15 @@ def main(args: Args) -> None:
             subprocess.run([sys.executable, *tuning(arm, args)[1:]], check=True)
             results.take_trials(arm)
     tuned = [arm for arm in args.arms if len(results.trials.get(arm, [])) >= args.trials]
-    cells = [
-        test(arm, results.best(arm), game, seed, args) for seed in range(args.seeds) for arm in tuned for game in GAMES
-    ]
+    seeds = (0,) if args.together else range(args.seeds)
+    cells = [test(arm, results.best(arm), game, seed, args) for seed in seeds for arm in tuned for game in GAMES]
     if args.list:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
     elif "test" in args.stages:
         for cell in cells:
-            if cell.name not in results.runs and grid.state(cell, args.runs_dir) == "finished":
+            if not results.has(cell) and grid.state(cell, args.runs_dir) == "finished":
                 results.keep(cell)
-        left = [cell for cell in cells if cell.name not in results.runs]
+        left = [cell for cell in cells if not results.has(cell)]
         failed = grid.run_missing(left, args.runs_dir, args.workers or grid.cores_or_one(), say, results.keep)
         if failed:
             raise SystemExit("\n".join(f"failed: {line}" for line in failed))

@@ -37,10 +37,12 @@ def test_arms_differ_in_how_data_are_gathered_and_in_nothing_else(arms):
     assert asked[0] == asked[1] == asked[2] and asked[0][2].seed == 100 and len(asked[0][2].env_id) == 2
 
 
-def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeypatch):
+@pytest.mark.parametrize("together", [False, True])
+def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeypatch, together):
     trial = lambda score, rate: {"score": score, "flags": {"learning_rate": rate, "minibatch_size": 512}}  # noqa: E731
     trials = [trial(0.2, 1e-3), trial(None, 2e-3), trial(0.7, 3e-3), trial(0.6, 4e-3)]
-    args = arms.Args(arms=("small",), trials=4, seeds=2, out=tmp_path / "arms.json", runs_dir=tmp_path)
+    args = arms.Args(arms=("small",), trials=4, seeds=2, together=together, runs_dir=tmp_path)
+    args = replace(args, out=tmp_path / "arms.json")
     args.out.write_text(json.dumps({"trials": {"small": trials}}))
 
     def run_missing(cells, folder, jobs, say, then):
@@ -48,8 +50,12 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeyp
             given = ppo.Args(**dict(cell.flags))
             assert (given.learning_rate, given.minibatch_size, given.num_envs) == (3e-3, 512, 64)
             (folder / cell.name).mkdir()
-            found = {"updates": cell.num_updates, "wall_s": 9.6, "eval/episodic_return": {"mean": 10.0 + given.seed}}
+            found = {"updates": cell.num_updates, "wall_s": 9.6}
+            returns = [10.0 + given.seed + index for index in range(given.num_seeds)]
+            found["eval/episodic_return"] = {"mean": returns[0], "seeds": returns} if together else {"mean": returns[0]}
             (folder / cell.name / "summary.json").write_text(json.dumps(found))
+            made = {"devices": ["cpu:0 cpu"], "machine": {"cpu": "X"}, "versions": {"jax": "0"}}
+            (folder / cell.name / "args.json").write_text(json.dumps(made))
             then(cell)
 
     monkeypatch.setattr(arms.grid, "run_missing", run_missing)
