@@ -226,48 +226,62 @@ def pilots() -> None:
     print("deviation (seeds). [pilots.json](../results/pilots.json) also has settings with one or two runs.")
 
 
-def gpu() -> None:
-    """A run with 65,536 environments on a GPU."""
+def gpu(brief: bool = False) -> None:
+    """A run with 65,536 environments on a GPU, and whether GPU and CPU end alike. brief: only a sentence."""
     found = read("gpu")
     run, small = found["learning"], found["small"]["steps_per_second"]
+    if brief:
+        print("[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach a return of", end=" ")
+        print(f"{run['return']:.0f} in {run['seconds']:.0f} seconds (one seed).")
+        return
     table(
         ["million steps", *(f"{steps / 1e6:.0f}" for steps, _, _ in run["curve"])],
         [
-            ["seconds", *(seconds for _, seconds, _ in run["curve"])],
+            ["seconds", *(f"{seconds:.0f}" for _, seconds, _ in run["curve"])],
             ["return in training", *(f"{value:.0f}" for _, _, value in run["curve"])],
         ],
     )
-    print(f"\n`{run['command']}` on one {found['gpu']}, {found['date']}, JAX {found['jax']}: {run['note']}.")
+    print(f"\n`{run['command']}` on one {found['gpu']}, {run['date']}, JAX {found['jax']}, one seed. The final")
+    print(f"policy's return is {run['return']:.0f}; compiling took {run['compile_s']:.0f} s more.", end=" ")
     rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
-    print(f"With 2,048 environments `ppo.py` made {rates} steps per second there: {found['small']['note']}.")
+    print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    import ppo
     from common.run import plots
+    from experiments import effects
 
-    on_cpu = lambda game: [  # noqa: E731
-        run["sampled"]
-        for run in read("learning")["runs"]
-        if run["row"] == f"{game.lower()}_ppo_2048" and "together" not in run
-    ]
-    said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
-    again = (f"{game} {said(x)} there and {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
-    ten = found["ten_seeds"]
-    default = {"hidden_sizes": "64 64"} | {k: v for k, v in vars(ppo.Args()).items() if k != "hidden_sizes"}
-    runs = [run for run in read("pilots")["runs"] if run["game"] == "Breakout" and run["steps"] > 10**7]
-    runs = [run for run in runs if all(default[k] == v for k, v in ({"anneal_ent": False} | run["settings"]).items())]
-    tuned = lambda gpu: said([run["return"] for run in runs if ("device" in run) == gpu])  # noqa: E731
-    print(
-        f"\n**Not understood**: `{ten['command']}` ended at {said(ten['sampled'])} there, and the same seeds at "
-        f"{said(on_cpu('Breakout'))} on a CPU, one process each. Five seeds of two other games agree: "
-        f"{', '.join(again)}. On tuning seeds, of which each ran on one of the two, "
-        f"the GPU gave {tuned(True)} on Breakout and the CPU {tuned(False)}. Nothing else that says GPU on [the page "
-        "of results](results.md) was repeated."
+    on_cpu = lambda game: np.array(  # noqa: E731
+        [
+            run["sampled"]
+            for run in read("learning")["runs"]
+            if run["row"] == f"{game.lower()}_ppo_2048" and "together" not in run
+        ]
     )
+    said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
+    ten, rows = found["ten_seeds"], []
+    print(f"**Do GPU and CPU end alike?** `{ten['command']}` (Breakout), three times on an H100, and the same seeds on")
+    print("CPUs, a process each:\n")
+    for call in ten["calls"]:
+        less = effects.difference("", np.array(call["sampled"]), on_cpu("Breakout"))
+        interval = f"{less.estimate:+.0f} ({less.low:+.0f} to {less.high:+.0f})".replace("-", "−")
+        how = call["how"] if "=" not in call["how"] else f"`{call['how']}`"
+        speed = f"{call['steps_per_second'] / 1e6:.1f}M" if "steps_per_second" in call else "–"
+        row = [f"H100, {how}, {call['date']}", said(call["sampled"]), f"{min(call['sampled']):.0f}", interval, speed]
+        rows.append([*row, f"{call['seconds']:.0f}" if "seconds" in call else "–"])
+    rows.append(["CPUs", said(on_cpu("Breakout")), f"{on_cpu('Breakout').min():.0f}", "", "–", "–"])
+    head = ["", "return", "worst seed", "less the CPUs' (Welch, 95 %)", "steps per second, all seeds", "seconds"]
+    table(head, rows)
+    again = (f"{game} {said(x)} there, {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
+    print("\nThose of 2026-11-28 ran beside each other. Seconds are those after the first compiling; more than half of")
+    print(
+        "them were pauses, at the first plasticity measurement and the evaluation, which compile then. Whether products in"
+    )
+    print("TF32, a GPU's default, cost return is open: the ten seeds say neither yes nor no.", end=" ")
+    print(f"Five seeds of two other games agree: {'; '.join(again)}.")
     shared = found["shared"]
     print(
         f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
-        f"{shared['steps_per_second'] / 1e6:.0f}M steps per second in all. One with many seeds was not timed alone."
+        f"{shared['steps_per_second'] / 1e6:.0f}M steps per second in all, beside runs on the machine's CPU cores."
     )
 
 
