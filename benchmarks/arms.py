@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppo
 from benchmarks import report
 from common.run import arguments
-from experiments import grid
+from experiments import effects, grid
+from experiments.references import reference_score
 
 ARMS = {  # N, K, and the sizes of minibatches that are searched
     "small": (64, 32, "128,256,512,1024"),
@@ -41,6 +42,10 @@ SEARCHED = {
     "ent_coef": "3e-3:0.15:log",
     "update_epochs": "1,2,3,4,8",
 }
+GATE = {
+    "Breakout-MinAtar": 45,
+    "SpaceInvaders-MinAtar": 130,
+}  # pgx's PPO less 10 %: the best arm ends above, or nothing
 CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
     ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
@@ -147,14 +152,50 @@ class Results:
         return cell.name in self.runs or f"{cell.name}/0" in self.runs
 
 
+def returns(found: dict[str, Any]) -> dict[str, dict[str, dict[int, float]]]:
+    """{arm: {game: {seed: return}}}: a GPU's runs if it has trained all arms, else those of one process each."""
+    by_kind: dict[bool, dict[str, dict[str, dict[int, float]]]] = {
+        kind: {arm: {game: {} for game in GAMES} for arm in ARMS} for kind in (False, True)
+    }
+    for run in found["runs"].values():
+        by_kind[run.get("together", 1) > 1][run["arm"]][run["env_id"]][run["seed"]] = run["return"]
+    return by_kind[all(values for by_game in by_kind[True].values() for values in by_game.values())]
+
+
+def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
+    """[seeds, games], of the seeds that all games have."""
+    seeds = sorted(set.intersection(*(set(values) for values in by_game.values())))
+    return np.array([[reference_score(game, by_game[game][s]) for game in GAMES] for s in seeds]).reshape(
+        -1, len(GAMES)
+    )
+
+
+def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str, tuple[float, float, float]]:
+    """Estimate and interval of a less b, scores [seeds, games]: of interquartile means, by bootstrap, which the rules
+    judge; of means over seeds and of each game, by Welch. A bootstrap of six seeds is too narrow; Welch's is not."""
+    less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
+    found = {"interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, level=level))}
+    pairs = {"mean": (a.mean(axis=1), b.mean(axis=1))} | {game: (a[:, i], b[:, i]) for i, game in enumerate(GAMES)}
+    for name, (x, y) in pairs.items():
+        effect = effects.difference(name, x, y, level=level)
+        found[name] = effect.estimate, effect.low, effect.high
+    return found
+
+
+def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
+    """The games on which no arm ends high enough for the experiment to say anything."""
+    means = {game: [np.mean([*arm[game].values()]) for arm in found.values() if arm[game]] for game in GAMES}
+    return [game for game in GAMES if max(means[game], default=-np.inf) <= GATE[game]]
+
+
 def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple[float, float] | None) -> str:
     """What the rules say of an interval: a claim holds or is refuted where the whole interval is.
 
     refuted: where the interval of a refuted claim lies; None: anywhere outside of what is claimed."""
     inside = lambda bounds: bounds[0] < low and high < bounds[1]  # noqa: E731
-    if inside(claimed):
-        return "holds"
     outside = high < claimed[0] or low > claimed[1] if refuted is None else inside(refuted)
+    if inside(claimed):
+        return f"holds, but is below {refuted[1]:g}" if outside else "holds"
     return "refuted" if outside else "open"
 
 

@@ -106,33 +106,29 @@ def environments(brief: bool = False) -> None:
 def arms(brief: bool = False) -> None:
     """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims. brief: only a sentence."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks.arms import ARMS, CLAIMS, GAMES, Args, at_edge, judged
+    from benchmarks import arms as study
+    from benchmarks.arms import ARMS, CLAIMS, GAMES
     from common.run import plots
     from experiments import effects
-    from experiments.references import reference_score
 
-    found, asked = read("arms"), Args()
+    found, asked = read("arms"), study.Args()
     named = lambda arm: "{:,} × {:,}".format(*ARMS[arm][:2])  # noqa: E731
-    runs: dict[str, dict[str, dict[int, float]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
-    for run in found["runs"].values():
-        runs[run["arm"]][run["env_id"]][run["seed"]] = run["return"]
-    scores = {}  # [seeds, games]; only seeds that all of the arm's games have
-    for arm, by_game in runs.items():
-        seeds = sorted(set.intersection(*(set(values) for values in by_game.values())))
-        scores[arm] = np.array([[reference_score(game, by_game[game][s]) for game in GAMES] for s in seeds])
-
+    signed = lambda found: "{:+.2f} ({:+.2f} to {:+.2f})".format(*found).replace("-", "−")  # noqa: E731
+    runs = study.returns(found)
+    scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
+    failed = study.fails_gate(runs)
     claims, told = [], []
     for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
         what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
         if seeds < effects.FEWEST:
-            claims.append([number, what, claim, "–", "not run"])
+            claims.append([number, what, claim, *["–"] * (2 + len(GAMES)), "not run"])
             continue
-        less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
-        middle, low, high = (float(x[0]) for x in effects.bootstrap(less, scores[a], scores[b], level=0.975))
-        interval = f"{middle:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
-        few = f"open: {seeds} of {asked.seeds} seeds"
-        claims.append([number, what, claim, interval, judged(low, high, *margin) if seeds >= asked.seeds else few])
-        told.append(f"{what} {interval} ({claim}: {claims[-1][-1]})")
+        of = study.differences(scores[a], scores[b])
+        _, low, high = of["interquartile mean"]
+        verdict = study.judged(low, high, *margin) if seeds >= asked.seeds else f"open: {seeds} of {asked.seeds} seeds"
+        verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
+        claims.append([number, what, claim, *map(signed, of.values()), verdict])
+        told.append(f"{what} {signed(of['interquartile mean'])} ({claim}: {verdict})")
     if brief:
         print("- [Environments × steps per update, flags from 12 trials each](docs/report.md), published score 1:")
         print(f"  {'; '.join(told) or 'not run yet'}.")
@@ -148,7 +144,7 @@ def arms(brief: bool = False) -> None:
             best = max(
                 (t for t in trials if t["score"] is not None and t.get("state") != "pruned"), key=lambda t: t["score"]
             )
-            edges = at_edge(arm, best["flags"])
+            edges = study.at_edge(arm, best["flags"])
             shown = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in best["flags"].values()]
             marked = [text + "*" * (name in edges) for name, text in zip(best["flags"], shown, strict=True)]
             of = dict(zip(best["flags"], marked, strict=True))
@@ -164,12 +160,20 @@ def arms(brief: bool = False) -> None:
         for game in GAMES:
             values = np.array(list(by_game[game].values()))
             row.append("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(values), len(values)) if len(values) else "–")
-        row.append(f"{float(effects.iqm(scores[arm])):.2f}" if len(scores[arm]) else "–")
+        has = len(scores[arm]) > 0
+        row += [f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else ["–", "–"]
         seconds = [run["seconds"] for run in found["runs"].values() if run["arm"] == arm]
         rows.append([*row, f"{np.median(seconds) / 60:.1f}" if seconds else "–"])
-    table(["N × K", *(game.removesuffix("-MinAtar") for game in GAMES), "score", "minutes"], rows)
-    print("\nReturns: mean ± half the 95 % interval (seeds). Score: interquartile mean. Minutes: a run on one core.\n")
-    table(["", "difference of scores", "claim", "estimate (97.5 % interval)", "verdict"], claims)
+    games = [game.removesuffix("-MinAtar") for game in GAMES]
+    table(["N × K", *games, "score (interquartile mean)", "mean", "minutes"], rows)
+    print("\nReturns: mean ± half the 95 % interval (seeds). Minutes: a run on one core.", end=" ")
+    passed = f"fails on {', '.join(failed)}" if failed else "is passed"
+    print(f"The gate {passed}.\n" if any(map(len, scores.values())) else "The gate waits for runs.\n")
+    table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
+    print(
+        "\n97.5 % intervals. The rules judge the first, a bootstrap; with so few seeds it is about a fifth too narrow,"
+    )
+    print("and the others, Welch's, are not.")
     measured(found)
 
 
@@ -273,10 +277,8 @@ def gpu(brief: bool = False) -> None:
     table(head, rows)
     again = (f"{game} {said(x)} there, {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
     print("\nThose of 2026-11-28 ran beside each other. Seconds are those after the first compiling; more than half of")
-    print(
-        "them were pauses, at the first plasticity measurement and the evaluation, which compile then. Whether products in"
-    )
-    print("TF32, a GPU's default, cost return is open: the ten seeds say neither yes nor no.", end=" ")
+    print("them were pauses, at the first plasticity measurement and the evaluation, which compile then. Whether")
+    print("products in TF32, a GPU's default, cost return is open: ten seeds say neither yes nor no.", end=" ")
     print(f"Five seeds of two other games agree: {'; '.join(again)}.")
     shared = found["shared"]
     print(

@@ -70,6 +70,7 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeyp
     [
         (0.01, 0.3, "holds", "open"),
         (-0.02, 0.04, "refuted", "holds"),
+        (0.01, 0.04, "holds, but is below 0.05", "holds"),
         (-0.3, 0.2, "open", "open"),
         (-0.05, 0.06, "open", "holds"),
         (-0.4, -0.2, "refuted", "refuted"),
@@ -107,9 +108,19 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(arms, monkeypa
     told = capsys.readouterr().out
     assert "| 64 × 32 | 12 of 12 | 0.80 | 0.004 | True | 0.2 | 0.6 | 0.02 | 3 | 512 |" in told
     assert "| 4,096 × 32 | 5 of 12 | – |" in told and "| 64 × 2,048 | 0 of 12 | – |" in told
-    assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.5 |" in told and "| 64 × 2,048 | – | – | – | – |" in told
-    assert "| 4,096 × 32 minus 64 × 32 | more environments end higher | −1.00 (−1.00 to −1.00) | refuted |" in told
-    assert "| equal within 0.1 | – | not run |" in told
+    assert (
+        "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.00 | 1.5 |" in told
+        and "| 64 × 2,048 | – | – | – | – | – |" in told
+    )
+    all_one = " | ".join(["−1.00 (−1.00 to −1.00)"] * 4)
+    assert f"| 4,096 × 32 minus 64 × 32 | more environments end higher | {all_one} | refuted |" in told
+    assert "| equal within 0.1 | – | – | – | – | not run |" in told and "The gate is passed." in told
+    for run in runs.values():
+        run["return"] = min(run["return"], 130.0)
+    pages.arms()
+    assert "| none: the gate fails on SpaceInvaders-MinAtar |" in capsys.readouterr().out
+    for run in runs.values():
+        run["return"] = {130.0: 180.9}.get(run["return"], run["return"])
     del runs["manyBreakout-MinAtar5"]
     pages.arms()
     assert "| open: 5 of 6 seeds |" in capsys.readouterr().out
