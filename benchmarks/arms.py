@@ -8,6 +8,7 @@ An arm is a way to gather the data of an update. Each has as many trials of tune
 is then judged on other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
+import itertools
 import json
 import math
 import shlex
@@ -23,10 +24,10 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppo
-from benchmarks import report
-from common.run import arguments
+from benchmarks import learning, report
+from common.run import arguments, plots
 from experiments import effects, grid
-from experiments.references import reference_score
+from experiments.references import REFERENCES, reference_score
 
 ARMS = {  # N, K, and the sizes of minibatches that are searched
     "small": (64, 32, "128,256,512,1024"),
@@ -145,21 +146,28 @@ class Results:
         told |= {"devices": made["devices"], "machine": made["machine"], "jax": made["versions"]["jax"]}
         for index, value in enumerate(found.get("seeds", [found.get("mean")])):
             name = cell.name if flags["num_seeds"] == 1 else f"{cell.name}/{index}"
-            self.runs[name] = told | {"seed": flags["seed"] + index, "together": flags["num_seeds"], "return": value}
+            curve = learning.make_curve(folder, index if flags["num_seeds"] > 1 else None)
+            own = {"seed": flags["seed"] + index, "together": flags["num_seeds"], "return": value, "curve": curve}
+            self.runs[name] = told | own
         self.write()
 
     def has(self, cell: grid.Cell) -> bool:
         return cell.name in self.runs or f"{cell.name}/0" in self.runs
 
 
-def returns(found: dict[str, Any]) -> dict[str, dict[str, dict[int, float]]]:
-    """{arm: {game: {seed: return}}}: a GPU's runs if it has trained all arms, else those of one process each."""
-    by_kind: dict[bool, dict[str, dict[str, dict[int, float]]]] = {
-        kind: {arm: {game: {} for game in GAMES} for arm in ARMS} for kind in (False, True)
-    }
-    for run in found["runs"].values():
-        by_kind[run.get("together", 1) > 1][run["arm"]][run["env_id"]][run["seed"]] = run["return"]
-    return by_kind[all(values for by_game in by_kind[True].values() for values in by_game.values())]
+def that_count(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a GPU if it has trained all arms, else those of a process each."""
+    together = [run for run in found["runs"].values() if run["together"] > 1]
+    whole = {(run["arm"], run["env_id"]) for run in together} == set(itertools.product(ARMS, GAMES))
+    return together if whole else [run for run in found["runs"].values() if run["together"] == 1]
+
+
+def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, dict[int, Any]]]:
+    """{arm: {game: {seed: return}}}, or another entry of the runs."""
+    of: dict[str, dict[str, dict[int, Any]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
+    for run in that_count(found):
+        of[run["arm"]][run["env_id"]][run["seed"]] = run[key]
+    return of
 
 
 def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
@@ -214,6 +222,42 @@ def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
     return found
 
 
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Each game's returns in training, and all differences of scores."""
+    curves, ends = returns(found, "curve"), returns(found)
+    figure, axes = report.new_figure(1, len(GAMES) + 1, "Arms with the flags that a search of their own found")
+    name = {arm: "{:,} × {:,}".format(*ARMS[arm][:2]) for arm in ARMS}
+    for axis, game in zip(axes[0], GAMES, strict=False):
+        for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
+            if len(curves[arm][game]) >= effects.FEWEST:
+                each = [np.array(curve, np.float64) for curve in curves[arm][game].values()]
+                steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
+                values = [np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in each]
+                middle, width = plots.mean_and_ci(np.array(values).T)
+                axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {len(each)}")
+                axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+        for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
+            axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
+            axis.annotate(what, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="0.4")
+        axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
+    labels, axis = [], axes[0, -1]
+    for colour, (a, b, *_) in zip(plots.COLOURS, CLAIMS, strict=False):
+        of = [scores(ends[arm]) for arm in (a, b)]
+        for what, (middle, low, high) in (differences(*of) if min(map(len, of)) >= effects.FEWEST else {}).items():
+            axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
+            label = f"{name[a]} less {name[b]}" if what == "mean" else None
+            axis.plot(middle, -len(labels), "o", color=colour, label=label)
+            labels.append(what.removesuffix("-MinAtar"))
+    axis.axvline(0, color="0.3", linewidth=1)
+    axis.set_yticks(-np.arange(len(labels)), labels)
+    axis.set(title="Differences, 97.5 % intervals", xlabel="score: 1 is published, 0 random")
+    report.save_figure(
+        figure,
+        path,
+        "Mean over seeds of returns in training, 95 % t-interval. Differences: end of training, evaluated.",
+    )
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -231,7 +275,8 @@ def main(args: Args) -> None:
     cells = [test(arm, results.best(arm), game, seed, args) for seed in seeds for arm in tuned for game in GAMES]
     if args.list:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
-    elif "test" in args.stages:
+        return
+    if "test" in args.stages:
         for cell in cells:
             if not results.has(cell) and grid.state(cell, args.runs_dir) == "finished":
                 results.keep(cell)
@@ -239,6 +284,8 @@ def main(args: Args) -> None:
         failed = grid.run_missing(left, args.runs_dir, args.workers or grid.cores_or_one(), say, results.keep)
         if failed:
             raise SystemExit("\n".join(f"failed: {line}" for line in failed))
+    if results.runs:
+        draw(vars(results), args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

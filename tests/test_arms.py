@@ -56,13 +56,21 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(arms, tmp_path, monkeyp
             (folder / cell.name / "summary.json").write_text(json.dumps(found))
             made = {"devices": ["cpu:0 cpu"], "machine": {"cpu": "X"}, "versions": {"jax": "0"}}
             (folder / cell.name / "args.json").write_text(json.dumps(made))
+            each = returns if together else returns[0]
+            lines = [
+                {"update": 1, "global_step": 2048, "time": 2.0, "charts/SPS": 1024, "charts/episodic_return": each}
+            ]
+            (folder / cell.name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             then(cell)
 
     monkeypatch.setattr(arms.grid, "run_missing", run_missing)
     arms.main(args)
     runs = json.loads(Path(args.out).read_text())["runs"].values()
-    found = sorted((run["env_id"], run["seed"], run["return"], run["seconds"], run["arm"]) for run in runs)
-    assert found == [(game, seed, 10.0 + seed, 10, "small") for game in sorted(arms.GAMES) for seed in (0, 1)]
+    found = sorted((run["env_id"], run["seed"], run["return"], run["curve"], run["arm"]) for run in runs)
+    curve = lambda seed: [[2048, 2.0, 10.0 + seed]]  # noqa: E731
+    games = sorted(arms.GAMES)
+    assert found == [(game, seed, 10.0 + seed, curve(seed), "small") for game in games for seed in (0, 1)]
+    assert args.out.with_suffix(".png").exists()
 
 
 @pytest.mark.parametrize(
@@ -96,13 +104,16 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(arms, monkeypa
     returns = {"small": {"Breakout-MinAtar": 69.9, "SpaceInvaders-MinAtar": 180.9}}  # the published ones: score 1
     returns["many"] = {"Breakout-MinAtar": 0.405, "SpaceInvaders-MinAtar": 4.15}  # those of a random policy: 0
     runs = {
-        f"{arm}{game}{seed}": {"arm": arm, "env_id": game, "seed": seed, "return": value, "seconds": 90}
+        f"{arm}{game}{seed}": {"arm": arm, "env_id": game, "seed": seed, "return": value, "seconds": 90, "together": 1}
         for arm, by_game in returns.items()
         for game, value in by_game.items()
         for seed in range(6)
     }
     found = {"trials": {"small": trials, "many": trials[:5]}, "runs": runs, "date": "2026-01-02T03"}
     found["hardware"] = {"cores": 2, "cpu": "X"}
+    assert arms.that_count({"runs": runs | {"gpu": runs["manyBreakout-MinAtar0"] | {"together": 10}}}) == [
+        *runs.values()
+    ]
     monkeypatch.setattr(pages, "read", lambda name: found)
     pages.arms()
     told = capsys.readouterr().out
