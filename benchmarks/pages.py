@@ -277,14 +277,41 @@ def gpu(brief: bool = False) -> None:
     table(head, rows)
     again = (f"{game} {said(x)} there, {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
     print("\nThose of 2026-11-28 ran beside each other. Seconds are those after the first compiling; more than half of")
-    print("them were pauses, at the first plasticity measurement and the evaluation, which compile then. Whether")
-    print("products in TF32, a GPU's default, cost return is open: ten seeds say neither yes nor no.", end=" ")
+    print(
+        "them were pauses, at the first plasticity measurement and the evaluation, which compile then. [Every run waits"
+    )
+    print(
+        "below 30](report.md#where-breakout-pauses), and by chance for how long: in how many steps it takes, GPU and CPU do"
+    )
+    print("not differ visibly. Whether products in TF32, a GPU's default, cost return ten seeds cannot say.", end=" ")
     print(f"Five seeds of two other games agree: {'; '.join(again)}.")
     shared = found["shared"]
     print(
         f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
         f"{shared['steps_per_second'] / 1e6:.0f}M steps per second in all, beside runs on the machine's CPU cores."
     )
+
+
+def pause() -> None:
+    """Where every run on Breakout pauses, and for how long."""
+    runs: dict[str, list[list[tuple[int, float]]]] = {}
+    shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 512, 2048, 8192)}
+    shown |= {"same_flags_breakout_10M_peer": "PureJaxRL's `ppo.py`, N = 64"}
+    for run in read("learning")["runs"]:
+        runs.setdefault(run["row"], []).append([(steps, value) for steps, _, value in run["curve"]])
+    by_name = {name: runs[row] for row, name in shown.items()}
+    for call in read("gpu")["ten_seeds"]["calls"]:
+        if "curves" in call:
+            by_name[f"N = 2,048, H100, {'as typed' if '=' not in call['how'] else 'full float32'}"] = call["curves"]
+    rows = []
+    for name, curves in by_name.items():
+        passes = lambda goal, c: next((n / 1e6 for n, value in c if (value or 0) >= goal), np.inf)  # noqa: E731
+        began, ended = (np.array([passes(goal, curve) for curve in curves]) for goal in (20, 32))
+        left = np.isfinite(ended)
+        lasted = (ended - began)[left]
+        medians = f"{np.median(began):.1f}", f"{np.median(ended):.1f}"
+        rows.append([name, len(curves), *medians, f"{lasted.min():.1f} to {lasted.max():.1f}", sum(~left)])
+    table(["", "seeds", "reaches 20 (median)", "reaches 32 (median)", "between them", "never reach 32"], rows)
 
 
 def million() -> None:
