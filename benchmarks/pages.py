@@ -276,15 +276,7 @@ def gpu(brief: bool = False) -> None:
     head = ["", "return", "worst seed", "less the CPUs' (Welch, 95 %)", "steps per second, all seeds", "seconds"]
     table(head, rows)
     again = (f"{game} {said(x)} there, {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
-    print("\nThose of 2026-11-28 ran beside each other. Seconds are those after the first compiling; more than half of")
-    print(
-        "them went to the first plasticity measurement and the evaluation, which compile then. [Every run waits below"
-    )
-    print(
-        "30](report.md#where-breakout-pauses), and by chance for how long: in how many steps they leave, GPU and CPU do"
-    )
-    print("not differ visibly. Whether products in TF32, a GPU's default, cost return ten seeds cannot say.", end=" ")
-    print(f"Five seeds of two other games agree: {'; '.join(again)}.")
+    print(f"\nFive seeds of two other games agree: {'; '.join(again)}.")
     shared = found["shared"]
     print(
         f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
