@@ -8,7 +8,6 @@ An arm is a way to gather the data of an update. Each has as many trials of tune
 is then judged on other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
-import itertools
 import json
 import math
 import shlex
@@ -65,8 +64,6 @@ class Args:
     """Seed of the trials."""
     seeds: int = 6
     """Test with the seeds 0, 1, ..."""
-    together: bool = False
-    """Train all seeds of an arm and a game in one process, which suits a GPU: with --seeds 10 --workers 4."""
     total_timesteps: int = 10_485_760
     """Environment steps of each run."""
     workers: int | None = None
@@ -96,10 +93,9 @@ def tuning(arm: str, args: Args) -> list[str]:
 
 
 def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args) -> grid.Cell:
-    """A run that counts, on one device as the trials."""
-    seeds = {"seed": seed, "num_seeds": args.seeds if args.together else 1}
-    flags = {"env_id": env_id} | seeds | common_flags(arm, args) | flags | {"num_devices": 1}
-    varied = {"arm": arm, "env": env_id, "seed": seed} | ({"seeds": args.seeds} if args.together else {})
+    """A run that counts, on one core as the trials."""
+    flags = {"env_id": env_id, "seed": seed} | common_flags(arm, args) | flags | {"num_devices": 1}
+    varied = {"arm": arm, "env": env_id, "seed": seed}
     return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)
 
 
@@ -138,34 +134,21 @@ class Results:
     def keep(self, cell: grid.Cell) -> None:
         """Take the return of a finished run's final policy."""
         folder = self.args.runs_dir / cell.name
-        summary, flags = json.loads((folder / "summary.json").read_text()), dict(cell.flags)
-        found = summary.get("eval/episodic_return", {})
-        arm = cell.name.split("_")[1].removeprefix("arm-")
-        made = json.loads((folder / "args.json").read_text())
-        told = {"arm": arm, "env_id": flags["env_id"], "seconds": round(summary["wall_s"])}
-        told |= {"devices": made["devices"], "machine": made["machine"], "jax": made["versions"]["jax"]}
-        for index, value in enumerate(found.get("seeds", [found.get("mean")])):
-            name = cell.name if flags["num_seeds"] == 1 else f"{cell.name}/{index}"
-            curve = learning.make_curve(folder, index if flags["num_seeds"] > 1 else None)
-            own = {"seed": flags["seed"] + index, "together": flags["num_seeds"], "return": value, "curve": curve}
-            self.runs[name] = told | own
+        summary, made = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "args"))
+        flags, arm = made["args"], cell.name.split("_")[1].removeprefix("arm-")
+        self.runs[cell.name] = {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"]} | {
+            "return": summary.get("eval/episodic_return", {}).get("mean"),
+            "seconds": round(summary["wall_s"]),
+            "machine": made["machine"],
+            "curve": learning.make_curve(folder),
+        }
         self.write()
-
-    def has(self, cell: grid.Cell) -> bool:
-        return cell.name in self.runs or f"{cell.name}/0" in self.runs
-
-
-def that_count(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a GPU if it has trained all arms, else those of a process each."""
-    together = [run for run in found["runs"].values() if run["together"] > 1]
-    whole = {(run["arm"], run["env_id"]) for run in together} == set(itertools.product(ARMS, GAMES))
-    return together if whole else [run for run in found["runs"].values() if run["together"] == 1]
 
 
 def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, dict[int, Any]]]:
     """{arm: {game: {seed: return}}}, or another entry of the runs."""
     of: dict[str, dict[str, dict[int, Any]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
-    for run in that_count(found):
+    for run in found["runs"].values():
         of[run["arm"]][run["env_id"]][run["seed"]] = run[key]
     return of
 
@@ -191,7 +174,9 @@ def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str,
 
 
 def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
-    """The games on which no arm ends high enough for the experiment to say anything."""
+    """The games on which no arm ends high enough for the experiment to say anything; none before all arms have run."""
+    if not all(values for by_game in found.values() for values in by_game.values()):
+        return []
     means = {game: [np.mean([*arm[game].values()]) for arm in found.values() if arm[game]] for game in GAMES}
     return [game for game in GAMES if max(means[game], default=-np.inf) <= GATE[game]]
 
@@ -271,16 +256,17 @@ def main(args: Args) -> None:
             subprocess.run([sys.executable, *tuning(arm, args)[1:]], check=True)
             results.take_trials(arm)
     tuned = [arm for arm in args.arms if len(results.trials.get(arm, [])) >= args.trials]
-    seeds = (0,) if args.together else range(args.seeds)
-    cells = [test(arm, results.best(arm), game, seed, args) for seed in seeds for arm in tuned for game in GAMES]
+    cells = [
+        test(arm, results.best(arm), game, seed, args) for seed in range(args.seeds) for arm in tuned for game in GAMES
+    ]
     if args.list:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
         return
     if "test" in args.stages:
         for cell in cells:
-            if not results.has(cell) and grid.state(cell, args.runs_dir) == "finished":
+            if cell.name not in results.runs and grid.state(cell, args.runs_dir) == "finished":
                 results.keep(cell)
-        left = [cell for cell in cells if not results.has(cell)]
+        left = [cell for cell in cells if cell.name not in results.runs]
         failed = grid.run_missing(left, args.runs_dir, args.workers or grid.cores_or_one(), say, results.keep)
         if failed:
             raise SystemExit("\n".join(f"failed: {line}" for line in failed))

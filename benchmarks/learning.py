@@ -134,15 +134,14 @@ def changing(path: Path) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
         os.close(lock)
 
 
-def make_curve(folder: Path, seed: int | None = None) -> list[list[float]]:
+def make_curve(folder: Path) -> list[list[float]]:
     """Steps, seconds and return in training (None if no episode ended) at up to POINTS times. Seconds are those of
-    training, without imports and compiling. seed: which of a run of several, from 0."""
+    training, without imports and compiling."""
     lines = [line for line in plots.read_lines(folder) if line.get("charts/SPS")]
     before = lines[0]["time"] - lines[0]["global_step"] / lines[0]["charts/SPS"]
     points = []
     for part in np.array_split(np.arange(len(lines)), min(POINTS, len(lines))):
-        returns = [lines[i].get("charts/episodic_return") for i in part]
-        returns = [r for each in returns if (r := each if seed is None or each is None else each[seed]) is not None]
+        returns = [r for i in part if (r := lines[i].get("charts/episodic_return")) is not None]
         mean = float(f"{np.mean(returns):.5g}") if returns else None
         points.append([lines[part[-1]]["global_step"], round(lines[part[-1]]["time"] - before, 2), mean])
     return points

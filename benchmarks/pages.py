@@ -80,8 +80,10 @@ def environments(brief: bool = False) -> None:
     from experiments import effects
 
     sizes, found = (64, 512, 2048, 8192), {}
+    on_gpu = set()
     for run in read("learning")["runs"]:
         found.setdefault(run["row"], []).append(run["sampled"])
+        on_gpu |= {run["row"]} if "together" in run else set()
     of = {game: {n: np.array(found.get(f"{game.lower()}_ppo_{n}", ())) for n in sizes} for game in tasks.GAMES}
     asked = [game for game, by_size in of.items() if min(len(by_size[64]), len(by_size[2048])) >= effects.FEWEST]
     level, rows, gaps, said = 1 - 0.05 / max(1, len(asked)), [], [], {"higher": [], "lower": [], "undecided": []}
@@ -89,18 +91,25 @@ def environments(brief: bool = False) -> None:
         effect = effects.difference("", of[game][2048], of[game][64], level=level)
         said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
         gaps.append(f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})".replace("-", "−"))
-        several = [("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(x)), len(x)) for x in of[game].values()]
-        rows.append([game, *(f"{value} ({count})" if count else "–" for value, count in several), gaps[-1]])
+        mark = lambda n, game=game: "†" * (f"{game.lower()}_ppo_{n}" in on_gpu)  # noqa: E731
+        cells = [
+            "{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) + mark(n) if len(x) else "–"
+            for n, x in of[game].items()
+        ]
+        rows.append([game, *cells, gaps[-1]])
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
     if brief:
         by_game = ", ".join(map(" ".join, zip(asked, gaps, strict=True)))
         print(
-            "- [2,048 environments less 64](docs/report.md#one-set-of-flags-for-all), as many steps, same tuned flags:"
+            "- [2,048 environments less 64](docs/report.md#one-set-of-flags-for-all), as many steps, flags tuned with"
         )
-        print(f"  {by_game}: {verdict}.")
+        print(f"  2,048: {by_game}: {verdict}.")
         return
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
     print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
+    print("† Some or all seeds on [a GPU](scaling.md#on-a-gpu).", end=" ")
+    few = (f"{game} ({' and '.join(f'{x:.0f}' for x in of[game][64])})" for game in of if game not in asked)
+    print(f"With fewer than {effects.FEWEST} seeds of 64, and no interval: {', '.join(few) or 'none'}.")
 
 
 def arms(brief: bool = False) -> None:
@@ -168,7 +177,7 @@ def arms(brief: bool = False) -> None:
     table(["N × K", *games, "score (interquartile mean)", "mean", "minutes"], rows)
     print("\nReturns: mean ± half the 95 % interval (seeds). Minutes: a run on one core.", end=" ")
     passed = f"fails on {', '.join(failed)}" if failed else "is passed"
-    print(f"The gate {passed}.\n" if any(map(len, scores.values())) else "The gate waits for runs.\n")
+    print(f"The gate {passed}.\n" if all(map(len, scores.values())) else "The gate waits for all arms.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
     print(
         "\n97.5 % intervals. The rules judge the first, a bootstrap; with so few seeds it is about a fifth too narrow,"
@@ -236,7 +245,8 @@ def gpu(brief: bool = False) -> None:
     run, small = found["learning"], found["small"]["steps_per_second"]
     if brief:
         print("[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach a return of", end=" ")
-        print(f"{run['return']:.0f} in {run['seconds']:.0f} seconds (one seed).")
+        print(f"{run['return']:.0f} in {run['seconds']:.0f}")
+        print(f"seconds, after {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
         return
     table(
         ["million steps", *(f"{steps / 1e6:.0f}" for steps, _, _ in run["curve"])],
@@ -263,20 +273,24 @@ def gpu(brief: bool = False) -> None:
     )
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
-    print(f"**Do GPU and CPU end alike?** `{ten['command']}` (Breakout), three times on an H100, and the same seeds on")
-    print("CPUs, a process each:\n")
+    cpu, typed = on_cpu("Breakout"), []
+    welch = lambda x, y: effects.difference("", np.array(x), y)  # noqa: E731
+    signed = lambda x: f"{x.estimate:+.0f} ({x.low:+.0f} to {x.high:+.0f})".replace("-", "−")  # noqa: E731
     for call in ten["calls"]:
-        less = effects.difference("", np.array(call["sampled"]), on_cpu("Breakout"))
-        interval = f"{less.estimate:+.0f} ({less.low:+.0f} to {less.high:+.0f})".replace("-", "−")
-        how = call["how"] if "=" not in call["how"] else f"`{call['how']}`"
+        typed += call["sampled"] * (call["how"] == "as typed")
         speed = f"{call['steps_per_second'] / 1e6:.1f}M" if "steps_per_second" in call else "–"
-        row = [f"H100, {how}, {call['date']}", said(call["sampled"]), f"{min(call['sampled']):.0f}", interval, speed]
-        rows.append([*row, f"{call['seconds']:.0f}" if "seconds" in call else "–"])
-    rows.append(["CPUs", said(on_cpu("Breakout")), f"{on_cpu('Breakout').min():.0f}", "", "–", "–"])
-    head = ["", "return", "worst seed", "less the CPUs' (Welch, 95 %)", "steps per second, all seeds", "seconds"]
-    table(head, rows)
-    again = (f"{game} {said(x)} there, {said(on_cpu(game))} on the CPU" for game, x in found["repeated"].items())
-    print(f"\nFive seeds of two other games agree: {'; '.join(again)}.")
+        seconds = f"{call['seconds']:.0f}" if "seconds" in call else "–"
+        worst = f"{min(call['sampled']):.0f}"
+        row = [f"H100, {'as typed' if call['how'] == 'as typed' else 'full float32'}, {call['date']}"]
+        rows.append([*row, said(call["sampled"]), worst, signed(welch(call["sampled"], cpu)), speed, seconds])
+    rows.append(["CPUs, a process for each seed", said(cpu), f"{cpu.min():.0f}", "", "", ""])
+    less = "less the CPUs' (Welch, 95 %)"
+    table(["Breakout, seeds 0 to 9", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
+    print(f"\nBoth calls as typed together less the CPUs': {signed(welch(typed, cpu))}.", end=" ")
+    again = (f"{game} {signed(welch(x, on_cpu(game)))}" for game, x in found["repeated"].items())
+    print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
+    print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
+    print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
     shared = found["shared"]
     print(
         f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
@@ -285,10 +299,12 @@ def gpu(brief: bool = False) -> None:
 
 
 def pause() -> None:
-    """Where every run on Breakout pauses, and for how long."""
+    """How long runs on Breakout take from a return of 20 to one of 32."""
     runs: dict[str, list[list[tuple[int, float]]]] = {}
     shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 512, 2048, 8192)}
-    shown |= {"same_flags_breakout_10M_peer": "PureJaxRL's `ppo.py`, N = 64"}
+    shown |= {"breakout_ppo_ewma": "`ppo_ewma.py`, N = 2,048"}
+    same = "same_flags_breakout_10M"
+    shown |= {f"{same}_peer": "PureJaxRL's `ppo.py`, N = 64", f"{same}_ours": "`ppo.py` with its flags, N = 64"}
     for run in read("learning")["runs"]:
         runs.setdefault(run["row"], []).append([(steps, value) for steps, _, value in run["curve"]])
     by_name = {name: runs[row] for row, name in shown.items()}
@@ -301,9 +317,10 @@ def pause() -> None:
         began, ended = (np.array([passes(goal, curve) for curve in curves]) for goal in (20, 32))
         left = np.isfinite(ended)
         lasted = (ended - began)[left]
+        longest = f"{lasted.max():.1f}" if left.all() else f"never ({sum(~left)})"
         medians = f"{np.median(began):.1f}", f"{np.median(ended):.1f}"
-        rows.append([name, len(curves), *medians, f"{lasted.min():.1f} to {lasted.max():.1f}", sum(~left)])
-    table(["", "seeds", "reaches 20 (median)", "reaches 32 (median)", "between them", "never reach 32"], rows)
+        rows.append([name, len(curves), *medians, f"{lasted.min():.1f} to {longest}"])
+    table(["", "seeds", "reaches 20 (median)", "reaches 32 (median)", "between them"], rows)
 
 
 def million() -> None:
