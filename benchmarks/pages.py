@@ -379,6 +379,14 @@ def launches() -> None:
         for name, row in read("gpu_compile")["rows"].items()
     ]  # fmt: skip
     table(["update", "launches per minibatch", "per environment step", "per update", "ms at 2.5 µs each", "MB"], rows)
+    row, run = read("gpu_compile")["rows"]["Breakout 65536 x 32, M = 1024"], read("gpu")["learning"]
+    update = 65536 * 32 / run["steps_per_second"]
+    print(f"\nAn H100 took {1000 * update:.0f} ms for an update of the second row,", end=" ")
+    print(f"{1e6 * update / row['per_update']:.1f} µs per launch.", end=" ")
+    row = read("gpu_compile")["rows"]["Breakout 2048 x 32, M = 32"]
+    kinds = next(loop["kinds"] for loop in row["loops"] if loop["launches"] == row["per_minibatch"])
+    print(f"Of {row['per_minibatch']} launches per minibatch {kinds['reduction']} are reductions,", end=" ")
+    print(f"{kinds['product']} matrix products.")
 
 
 def plasticity() -> None:
