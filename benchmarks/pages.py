@@ -245,7 +245,7 @@ def gpu(brief: bool = False) -> None:
     run, small = found["learning"], found["small"]["steps_per_second"]
     if brief:
         print("[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach a return of", end=" ")
-        print(f"{run['return']:.0f} in {run['seconds']:.0f}")
+        print(f"{run['return']:.0f} on Breakout in {run['seconds']:.0f}")
         print(f"seconds, after {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
         return
     table(
