@@ -230,17 +230,14 @@ def draw(found: dict[str, Any], path: Path) -> None:
         of = [scores(ends[arm]) for arm in (a, b)]
         for what, (middle, low, high) in (differences(*of) if min(map(len, of)) >= effects.FEWEST else {}).items():
             axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
-            label = f"{name[a]} less {name[b]}" if what == "mean" else None
-            axis.plot(middle, -len(labels), "o", color=colour, label=label)
-            labels.append(what.removesuffix("-MinAtar"))
+            axis.plot(middle, -len(labels), "o", color=colour)
+            pair = f"{name[a]} less {name[b]}:\n" if what == "interquartile mean" else ""
+            labels.append(pair + what.removesuffix("-MinAtar"))
     axis.axvline(0, color="0.3", linewidth=1)
     axis.set_yticks(-np.arange(len(labels)), labels)
     axis.set(title="Differences, 97.5 % intervals", xlabel="score: 1 is published, 0 random")
-    report.save_figure(
-        figure,
-        path,
-        "Mean over seeds of returns in training, 95 % t-interval. Differences: end of training, evaluated.",
-    )
+    told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
+    report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")
 
 
 def say(text: str) -> None:
