@@ -134,13 +134,13 @@ def arms(brief: bool = False) -> None:
             continue
         of = study.differences(scores[a], scores[b])
         _, low, high = of["interquartile mean"]
-        verdict = study.judged(low, high, *margin) if seeds >= asked.seeds else f"open: {seeds} of {asked.seeds} seeds"
+        verdict = study.judged(low, high, *margin) if seeds >= asked.seeds else f"open ({seeds} of {asked.seeds} seeds)"
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
         claims.append([number, what, claim, *map(signed, of.values()), verdict])
-        told.append(f"{what} {signed(of['interquartile mean'])} ({claim}: {verdict})")
+        told.append(f"{what}: {signed(of['interquartile mean'])}. {claim.capitalize()}: {verdict}.")
     if brief:
         print("- [Environments × steps per update, flags from 12 trials each](docs/report.md), published score 1:")
-        print(f"  {'; '.join(told) or 'not run yet'}.")
+        print(f"  {' '.join(told) or 'not run yet.'}")
         return
 
     rows = []

@@ -118,10 +118,10 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(arms, monkeypa
     all_one = " | ".join(["−1.00 (−1.00 to −1.00)"] * 4)
     assert f"| 4,096 × 32 minus 64 × 32 | more environments end higher | {all_one} | refuted |" in told
     assert "| equal within 0.1 | – | – | – | – | not run |" in told and "The gate waits for all arms." in told
-    assert "| open: 5 of 6 seeds |" not in told
+    assert "| open (5 of 6 seeds) |" not in told
     del runs["manyBreakout-MinAtar5"]
     pages.arms()
-    assert "| open: 5 of 6 seeds |" in capsys.readouterr().out
+    assert "| open (5 of 6 seeds) |" in capsys.readouterr().out
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high(arms):
