@@ -42,10 +42,7 @@ SEARCHED = {
     "ent_coef": "3e-3:0.15:log",
     "update_epochs": "1,2,3,4,8",
 }
-GATE = {
-    "Breakout-MinAtar": 45,
-    "SpaceInvaders-MinAtar": 130,
-}  # pgx's PPO less 10 %: the best arm ends above, or nothing
+GATE = {"Breakout-MinAtar": 45, "SpaceInvaders-MinAtar": 130}  # pgx's PPO less 10 %
 CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
     ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
@@ -132,7 +129,7 @@ class Results:
         return max(scored, key=lambda trial: trial["score"])["flags"]
 
     def keep(self, cell: grid.Cell) -> None:
-        """Take the return of a finished run's final policy."""
+        """Take what is told of a finished run: its final policy's return, its time and its curve."""
         folder = self.args.runs_dir / cell.name
         summary, made = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "args"))
         flags, arm = made["args"], cell.name.split("_")[1].removeprefix("arm-")
@@ -156,9 +153,8 @@ def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, d
 def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
     """[seeds, games], of the seeds that all games have."""
     seeds = sorted(set.intersection(*(set(values) for values in by_game.values())))
-    return np.array([[reference_score(game, by_game[game][s]) for game in GAMES] for s in seeds]).reshape(
-        -1, len(GAMES)
-    )
+    found = [[reference_score(game, by_game[game][seed]) for game in GAMES] for seed in seeds]
+    return np.array(found).reshape(-1, len(GAMES))
 
 
 def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str, tuple[float, float, float]]:
@@ -177,8 +173,8 @@ def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
     """The games on which no arm ends high enough for the experiment to say anything; none before all arms have run."""
     if not all(values for by_game in found.values() for values in by_game.values()):
         return []
-    means = {game: [np.mean([*arm[game].values()]) for arm in found.values() if arm[game]] for game in GAMES}
-    return [game for game in GAMES if max(means[game], default=-np.inf) <= GATE[game]]
+    best = {game: max(np.mean([*by_game[game].values()]) for by_game in found.values()) for game in GAMES}
+    return [game for game in GAMES if best[game] <= GATE[game]]
 
 
 def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple[float, float] | None) -> str:

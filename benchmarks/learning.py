@@ -355,7 +355,7 @@ says "most probable actions" (`pqn.py` always takes the best one). A return is t
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
 the row were one process with `--num-seeds`, and eight such shared the GPU. [On Breakout](scaling.md#on-a-gpu) a GPU
-ended lower than CPUs; two other games agree. Where a seed was run on both, the CPU's run counts.
+ended lower than CPUs; two other games show no difference. Where a seed was run on both, the CPU's run counts.
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
