@@ -114,8 +114,6 @@ def examine(args: Args, source: str) -> None:
     else:
         record = arguments.read_record(folder, "doctor.py")
         script, saved = record["script"], record["args"]
-        if not isinstance(script, str) or not isinstance(saved, dict):
-            raise UsageError(f"{source}: args.json is damaged (its script is no name, or its args are no object)")
         courses = diagnosis.of_run(folder)
     found = diagnosis.diagnose_all(courses)
     saves = bool(checkpoints.checkpoint_updates(folder / "checkpoints"))

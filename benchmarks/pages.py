@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-AS_EVER = ("env-id", "total-timesteps", "num-envs", "sticky-actions")  # flags of commands that are the defaults
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
 
 TREATMENTS = {  # columns of results/cures.json
@@ -191,26 +190,6 @@ def found_flags(found: dict[str, Any]) -> list[str]:
     return list(next(iter(found["trials"].values()))[0]["flags"])
 
 
-def commands(script: str) -> None:
-    """A script's commands of docs/results.md that are more than the defaults, with the mean return they reached."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks import tasks
-
-    runs, lines = read("learning")["runs"], []
-    for row in tasks.TABLE.values():
-        returns = [run["sampled"] for run in runs if run["row"] == row.name]
-        other = row.group in ("headline", "same_flags") or row.name.endswith(("_64", "_512", "_8192", "_65536"))
-        other |= "_beside_" in row.name  # flags for another script
-        other |= all(word.split()[0] in AS_EVER for word in row.flags.split("--")[1:])
-        if row.script == script and returns and not other:
-            lines.append(
-                f"python {script} {row.flags}  # {np.mean(returns):.4g} ({len(returns)} seed{'s' * (len(returns) > 1)})"
-            )
-    if lines:
-        print("Each command with the mean return that its policies reached ([results.md](results.md)):\n")
-        print("\n".join(["```bash", *lines, "```"]))
-
-
 def pilots() -> None:
     """The runs of 10M steps with which the defaults were chosen, by the flags that they change."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
@@ -377,6 +356,7 @@ def launches() -> None:
         [name, row["per_minibatch"], f"{row['per_environment_step']:,}", f"{row['per_update']:,}",
          f"{row['launch_bound_ms']:,}", f"{sum(row['memory_mb'].values()):,.0f}"]
         for name, row in read("gpu_compile")["rows"].items()
+        if not any(word in name for word in ("seeds", "M = 4", "EWMA"))
     ]  # fmt: skip
     table(["update", "launches per minibatch", "per environment step", "per update", "ms at 2.5 µs each", "MB"], rows)
     row, run = read("gpu_compile")["rows"]["Breakout 65536 x 32, M = 1024"], read("gpu")["learning"]
@@ -392,11 +372,12 @@ def launches() -> None:
 def plasticity() -> None:
     """What a measurement of the network costs."""
     found = read("plasticity")
-    rows = [
-        [name, f"{1e3 * x['update_s']:.0f} ms", f"{1e3 * x['measurement_s']:.0f} ms", f"{100 * x['share']:.1f} %"]
-        for name, x in found["settings"].items()
-    ]
-    table(["", "update", "measurement", "share"], rows)
+    shares = {name: x["share"] for name, x in found["settings"].items()}
+    print(
+        f"{100 * next(iter(shares.values())):.1f} % with the defaults, and {100 * max(shares.values()):.1f} % of",
+        end=" ",
+    )
+    print(f"`{max(shares, key=shares.get)}` ([all](../results/plasticity.json)).")
     measured(found)
 
 
@@ -441,21 +422,6 @@ def bowl() -> None:
         rows.append([f"`--learning-rate {rate}`", f"{mean:.3f} ({mean - width:.3f} to {mean + width:.3f})"])
     table(["step size", "−‖x‖ in the last tenth: mean and 95 % interval"], rows)
     print(f"\nFigures 1b, 2a, 3b: {', '.join(read(f'fig_{name}')['verdict'] for name in ('1b', '2a', '3b'))}.")
-
-
-def figures() -> None:
-    """Every figure's claim. Figures with the same claim share a row."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    import figures as program
-
-    claims: dict[str, list[str]] = {}
-    for name, figure in program.FIGURES.items():
-        claims.setdefault(figure.claim, []).append(name)
-    rows = []
-    for claim, names in claims.items():
-        marked = [name + " †" * ("laptop" not in program.FIGURES[name].presets) for name in names]
-        rows.append([", ".join(marked), claim])
-    table(["figure", "the paper's claim"], rows)
 
 
 def cures(brief: bool = False) -> None:

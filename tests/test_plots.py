@@ -72,7 +72,9 @@ def test_odd_lines_are_left_out(tmp_path):
 def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):
     """The commands are in a process of their own but once in this one."""
     runs = [str(make_run(tmp_path, "a")), str(make_run(tmp_path, "bb", learning_rate=0.05))]
-    out = tmp_path / "out.png"
+    out, absurd = tmp_path / "out.png", [str(make_run(tmp_path, "absurd"))]
+    with open(Path(absurd[0]) / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"update": 201, "global_step": 10**400, "charts/episodic_return": [1.0] * 3}) + "\n")
     command = [sys.executable, "-m", "common.run.plots", *runs, "--keys", "charts/SPS", "outer/kl", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0 and done.stdout == f"{out}\n", done.stderr
@@ -84,6 +86,7 @@ def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line
         ((runs[:1], out, ("outer/kk",)), "--keys outer/kk: none of the runs has it; they have charts/SPS"),
         (([str(tmp_path)],), "not the folder of a run"),
         (([],), "no run given"),
+        ((absurd,), f"run {absurd[0]}: holds what no run writes .*too large"),
     ):
         with pytest.raises(plots.UsageError, match=said):
             plots.main(plots.Args(tuple(map(Path, flags[0])), *flags[1:]))

@@ -333,7 +333,8 @@ def read_record(folder: Path, by: str) -> dict[str, Any]:
         record = json.loads((folder / "args.json").read_text())
     except (OSError, ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or not {"args", "script"} <= record.keys():
+    sound = isinstance(record, dict) and isinstance(record.get("args"), dict) and isinstance(record.get("script"), str)
+    if not sound:
         raise UsageError(f"{by} {folder}: not the folder of a run (no args.json that can be read)")
     return record
 

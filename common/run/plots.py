@@ -58,6 +58,7 @@ LOGARITHMIC = ("outer/kl", "outer/ddr")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 FEW = 5  # seeds of which an interval says little
 LONGEST_LABEL = 60  # characters
+FORMATS = (".png", ".pdf", ".svg")
 # Flags that say how a run was made, not what it is.
 BOOKKEEPING = {
     *(*LogArgs.__dataclass_fields__, "seed", "evaluate", "list_envs", "capture_video", "num_devices", "eval_every"),
@@ -68,8 +69,8 @@ BOOKKEEPING = {
 
 def read_lines(run: Path | str) -> list[dict[str, Any]]:
     """Read the lines of a run's metrics.jsonl, but those that are not complete: a process was killed while writing."""
-    lines = []
-    with contextlib.suppress(FileNotFoundError), open(Path(run) / "metrics.jsonl", errors="replace") as file:
+    lines, path = [], Path(run) / "metrics.jsonl"
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, RecursionError):
                 lines.append(json.loads(text))
@@ -278,15 +279,23 @@ def main(args: Args) -> None:
     """Draw several runs in one picture."""
     if not args.runs:
         raise UsageError("no run given: name the folders of some, such as runs/A runs/B")
+    if args.out.suffix not in FORMATS:
+        raise UsageError(f"--out {args.out}: cannot be written; its name must end in {', '.join(FORMATS)}")
     lines = [read_lines(run) for run in args.runs if read_record(run, "run")]
     known = sorted({name for own in lines for line in own for name in line} - {"update", "global_step", "time"})
-    for key in args.keys or default_keys(lines)[:1] or ["charts/episodic_return"]:
-        if not _has(lines, key):
-            raise UsageError(f"--keys {key}: none of the runs has it; they have {', '.join(known) or 'no line at all'}")
     try:
+        for key in args.keys or default_keys(lines)[:1] or ["charts/episodic_return"]:
+            if not _has(lines, key):
+                having = ", ".join(known) or "no line at all"
+                raise UsageError(f"--keys {key}: none of the runs has it; they have {having}")
         draw(args.runs, args.out, args.keys)
-    except (OSError, ValueError) as error:  # no such folder, an unknown format
+    except UsageError:
+        raise
+    except OSError as error:
         raise UsageError(f"--out {args.out}: cannot be written ({str(error).splitlines()[0]})") from None
+    except (ArithmeticError, TypeError, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0][:200]
+        raise UsageError(f"run {' '.join(map(str, args.runs))}: holds what no run writes ({said})") from None
     print(args.out)
 
 
