@@ -40,7 +40,7 @@ FIGURES = {n: ALL[n] for n in sorted(ALL, key=lambda n: (n[0] == "B", int(re.sub
 class Args:
     figures: Positional[tuple[str, ...]] = ()
     """Figures by number (B1a is figure 1a of paper B), or all."""
-    preset: Literal["laptop", "breakout", "gpu", "paper"] = "laptop"
+    preset: Literal["laptop", "gpu", "paper"] = "laptop"
     """Choice of environment, sizes and grids; --list describes each."""
     list_: Annotated[bool, arg(name="list")] = False
     """List the figures, their scripts and which results exist."""

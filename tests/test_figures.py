@@ -137,7 +137,7 @@ def test_the_scripts_accept_the_commands(name, preset):
     assert words[1] == f"{cells[-1].script}.py" and args == replace(args_of(cells[-1]), **said)
 
 
-@pytest.mark.parametrize("preset", ["laptop", "breakout", "gpu", "paper"])
+@pytest.mark.parametrize("preset", ["laptop", "gpu", "paper"])
 def test_a_name_stands_for_one_command_and_one_folder(preset):
     commands, names = {}, {}
     for name in (name for name, of in HAVE if of == preset):
@@ -258,7 +258,7 @@ def level(flags, t):
     sweep = flags["total_timesteps"] == LAPTOP.sweep_timesteps and flags["update_epochs"] == 8
     if com is not None and sweep and flags["learning_rate"] == 1e-3 and not flags["anneal_lr"]:
         # Figure 12: each COM has its own best epsilon.
-        miss = np.log10(eps / {8: 0.02, 64: 0.1, 512: 0.2, 4096: 0.6}[com])
+        miss = np.log10(eps / {8: 0.02, 512: 0.2, 4096: 0.6}[com])
         score = 0.2 if eps == 1.5 else 0.9 - 0.25 * abs(miss)
         return score * min(1, t / 0.6), 2 + t - miss
     if (com is None and eps >= 0.6) or (com is not None and com <= 8):
@@ -266,7 +266,7 @@ def level(flags, t):
         score += {8: -0.3, 128: 0.3}.get(envs, 0) if "num_minibatches" in flags else 0
         score -= 0.05 * abs(np.log10(flags["learning_rate"] / 1e-3))
         return score * min(1, t / 0.1), 1.0
-    if (com is None and eps < 0.1) or (com is not None and com > 512):
+    if (com is None and eps < 0.1) or (com is not None and com > 4096):
         return {1: 0.1, 4: 0.3, 8: 0.5, 16: 0.7}[flags["update_epochs"]] * t, 4.0
     score = 0.9 - 0.3 * abs(np.log10(flags["learning_rate"] / 1e-3))
     score -= 0.2 if flags.get("scaling", "more-minibatches") != "more-minibatches" else 0
@@ -390,9 +390,9 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, writt
     assert len(summary["effects"]) == 5
     assert {effect["outcome"] for effect in summary["effects"]} == {"holds"}
     assert all(effect["low"] <= effect["estimate"] <= effect["high"] for effect in summary["effects"])
-    assert summary["effects"][2]["what"] == "final score, --com 512 less --com 8"
+    assert summary["effects"][2]["what"] == "final score, --com 4096 less --com 8"
     assert summary["effects"][2]["above"] == 0.1 and abs(summary["effects"][2]["estimate"] - 0.5) < 0.02
-    (run,) = [run for run in summary["runs"].values() if "--com 512.0" in run["command"]]
+    (run,) = [run for run in summary["runs"].values() if "--com 4096.0" in run["command"]]
     assert run["machine"] == {"cpu": "a toaster"} and (run["git_commit"], run["jax"]) == ("abc", "1.2.3")
     assert len(run["final"]) == 10 and abs(np.mean(run["final"]) - (-1200 + 1050 * 0.9)) < 10
     assert len(run["curve"]["step"]) == len(run["curve"]["ci95"]) == 40
@@ -436,7 +436,7 @@ def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_pa
     claim, there, *_ = after.splitlines()
     assert claim.strip() == FIGURES["5a"].claim and there.split("; ") == [
         f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold",
-        *(f"{preset} 0/6 runs" for preset in ("breakout", "gpu", "paper")),
+        *(f"{preset} 0/6 runs" for preset in ("gpu", "paper")),
     ]  # fmt: skip
 
 
