@@ -401,13 +401,12 @@ def search() -> None:
 def estimators() -> None:
     """What each estimator of learnability selects."""
     found = read("estimators")
-    rows = []
+    each = []
     for name, x in found["found"].items():
-        estimate = f"{x['estimate']:.3f}" if x.get("estimate") is not None else ""
-        again = f"{x['learnability']:.3f} ± {x['ci95']:.3f}"
-        rows.append([name, estimate, again, f"{x['success_rate']:.2f}", f"{100 * x['steady']:.0f} %"])
-    table(["kept by", "its own estimate", "p (1 - p) when played again", "p", "p = 0 or 1"], rows)
-    measured(found)
+        claimed = f", {x['estimate']:.3f} by its own estimate" if x.get("estimate") is not None else ""
+        each.append(f"{x['learnability']:.3f} ± {x['ci95']:.3f} ({name}{claimed})")
+    print(f"{'; '.join(each)}.")
+    measured(found, ", means over levels with 95 % intervals")
 
 
 def bowl() -> None:
