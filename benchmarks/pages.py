@@ -23,7 +23,7 @@ TREATMENTS = {  # columns of results/cures.json
     "checkpoint": "the doctor's first advice, from the checkpoint",
     "log": "what the log alone suggests",
     "rate": "learning rate × 3, then ÷ 3",
-    "tune": "`tune.py`, three trials",
+    "tune": "three trials of `tune.py`",
     "random": "a random lever",
 }
 RIVALS = ("rate", "tune", "random")
@@ -409,6 +409,50 @@ def estimators() -> None:
     measured(found, ", means over levels with 95 % intervals")
 
 
+def paper_a(brief: bool = False) -> None:
+    """The figures of paper A on Pendulum whose runs are finished: verdicts and effects. brief: only the verdicts."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    import figures
+    from experiments import paper_a as source
+
+    drawn = {}
+    for name, figure in figures.FIGURES.items():
+        if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
+            drawn[name] = read(f"fig_{name}")
+    if brief:
+        of: dict[str, list[str]] = {}
+        for name, found in drawn.items():
+            of.setdefault(found["verdict"], []).append(name)
+        told = (f"{', '.join(names)} {'hold' if verdict == 'holds' else verdict}" for verdict, names in of.items())
+        print(f"- [Paper A's figures on Pendulum](docs/report.md#paper-as-figures-on-pendulum): {'; '.join(told)}.")
+        return
+    rows = []
+    for name, found in drawn.items():
+        seen = [x for x in found["effects"] if x["outcome"] != "reported"]
+        each = [
+            f"{x['what']}: {interval(x)}, {limit(x)}" + f" **{x['outcome']}**" * (x["outcome"] != "holds") for x in seen
+        ]
+        rows.append([name, found["claim"], f"**{found['verdict']}**", "<br>".join(each)])
+    table(["figure", "the paper's claim", "", "effects, 95 % intervals, and where the claim wants them"], rows)
+    found = next(iter(drawn.values()))
+    machines = {run["machine"]["cpu"] for of in drawn.values() for run in of["runs"].values()}
+    seeds = {len(run["final"]) for run in found["runs"].values()}
+    print(f"\n{'; '.join(map(str, seeds))} seeds; one core for each run ({'; '.join(machines)}), {found['drawn']}.")
+
+
+def interval(effect: dict[str, Any]) -> str:
+    """An effect with its interval, to three digits."""
+    if effect["low"] is None:
+        return f"{effect['estimate']:+.2f} (no interval)".replace("-", "−")
+    return f"{effect['estimate']:+.2f} ({effect['low']:+.2f} to {effect['high']:+.2f})".replace("-", "−")
+
+
+def limit(effect: dict[str, Any]) -> str:
+    """Where a claim says that an effect lies."""
+    sign, of = ("above", effect["above"]) if effect["above"] is not None else ("below", effect["below"])
+    return f"{sign} {of:.3g}".replace("-", "−")
+
+
 def bowl() -> None:
     """Where gradient descent on the bowl ends, beside the theory."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
@@ -454,8 +498,12 @@ def cures(brief: bool = False) -> None:
     if brief:
         rivals = "; ".join(f"{name}: {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)
         print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
-        print(f"{100 * healed('doctor', 1).mean():.0f} %, three {100 * healed('doctor', 3).mean():.0f} %")
-        print(f"({rivals or 'no rival was run yet'}); it left {sum(alone)} of {len(alone)} healthy runs alone.")
+        print(f"{100 * healed('doctor', 1).mean():.0f} %,")
+        print(
+            f"one of its first three {100 * healed('doctor', 3).mean():.0f} % ({rivals or 'no rival was run yet'}).",
+            end=" ",
+        )
+        print(f"It left {sum(alone)} of {len(alone)} healthy runs alone.")
         return
     rows = []
     for column, name in done.items():
