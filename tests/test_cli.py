@@ -40,6 +40,7 @@ def call(monkeypatch, *flags):
         ("--num-minibatches 7", ["--num-minibatches 7", "4 or 8", "65536"]),
         ("--minibatch-size 3000", ["--minibatch-size 3000", "2048 or 4096"]),
         ("--learning-rate nan", ["--learning-rate nan"]),
+        ("--frame-stack 1025", ["--frame-stack 1025", "less than or equal to 1024"]),
         ("--total-timesteps 10", ["--total-timesteps 10", "--num-envs 2048", "65536"]),
         ("--env-id Braekout-MinAtar", ["--env-id Braekout-MinAtar", "Breakout-MinAtar"]),
         ("--env-id kinetix/locomotoin", ["--env-id kinetix/locomotoin", "kinetix/locomotion"]),

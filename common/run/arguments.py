@@ -173,7 +173,7 @@ class EnvArgs(RunArgs):
     """Size of kinetix/locomotion's fixed set of levels."""
     sticky_actions: Fraction = 0.0
     """Probability that an environment repeats its last action instead of taking the new one (usual: 0.1 or 0.25)."""
-    frame_stack: Positive[int] = 1
+    frame_stack: Annotated[int, Field(gt=0, le=1024)] = 1
     """How many of the last observations the policy sees, side by side along the last axis."""
     time_limit: Positive[int] | None = None
     """Truncate episodes after this many steps; what would have come is estimated by the value."""
