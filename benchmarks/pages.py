@@ -169,12 +169,10 @@ def arms(brief: bool = False) -> None:
             values = np.array(list(by_game[game].values()))
             row.append("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(values), len(values)) if len(values) else "–")
         has = len(scores[arm]) > 0
-        row += [f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else ["–", "–"]
-        seconds = [run["seconds"] for run in found["runs"].values() if run["arm"] == arm]
-        rows.append([*row, f"{np.median(seconds) / 60:.1f}" if seconds else "–"])
+        rows.append([*row, *([f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else "––")])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
-    table(["N × K", *games, "score (interquartile mean)", "mean", "minutes"], rows)
-    print("\nReturns: mean ± half the 95 % interval (seeds). Minutes: a run on one core.", end=" ")
+    table(["N × K", *games, "score (interquartile mean)", "mean"], rows)
+    print("\nReturns: mean ± half the 95 % interval (seeds).", end=" ")
     passed = f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {passed}.\n" if all(map(len, scores.values())) else "The gate waits for all arms.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
@@ -419,29 +417,49 @@ def paper_a(brief: bool = False) -> None:
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
             drawn[name] = read(f"fig_{name}")
+    ends = {
+        run["command"].partition("--com ")[2].split()[0].removesuffix(".0"): float(np.mean(run["final"]))
+        for run in drawn["1a"]["runs"].values()
+    }
+    coms = sorted(ends, key=float)
     if brief:
         of: dict[str, list[str]] = {}
         for name, found in drawn.items():
             of.setdefault(found["verdict"], []).append(name)
         told = (f"{', '.join(names)} {'hold' if verdict == 'holds' else verdict}" for verdict, names in of.items())
-        print(f"- [Paper A's figures on Pendulum](docs/report.md#paper-as-figures-on-pendulum): {'; '.join(told)}.")
+        print(
+            "- [Too large an outer step stops PPO](docs/report.md#paper-as-figures-on-pendulum), on Pendulum, a COM of"
+        )
+        each = "; ".join(f"{int(com):,}: {ends[com]:,.0f}".replace("-", "−") for com in coms)
+        print(f"  {each} (return at the end; the larger the COM, the smaller the step).")
+        print(f"  Paper A's figures there: {'; '.join(told)}.")
         return
-    rows = []
+    table(["`--com`", *(f"{int(com):,}" for com in coms)],
+          [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
+    print()
+    rows, before = [], set()
     for name, found in drawn.items():
-        seen = [x for x in found["effects"] if x["outcome"] != "reported"]
-        each = [
-            f"{x['what']}: {interval(x)}, {limit(x)}" + f" **{x['outcome']}**" * (x["outcome"] != "holds") for x in seen
-        ]
+        of = {}
+        for effect in found["effects"]:
+            if effect["outcome"] != "reported" and effect["what"] not in before:
+                of.setdefault(effect["what"], []).append(effect)
+        before |= of.keys()
+        each = []
+        for what, sides in of.items():
+            outcome = next((x["outcome"] for x in sides if x["outcome"] != "holds"), "")
+            wanted = " and ".join(map(limit, sides))
+            each.append(f"{what}: {interval(sides[0])}, {wanted}" + f", **{outcome}**" * bool(outcome))
         rows.append([name, found["claim"], f"**{found['verdict']}**", "<br>".join(each)])
-    table(["figure", "the paper's claim", "", "effects, 95 % intervals, and where the claim wants them"], rows)
-    found = next(iter(drawn.values()))
-    machines = {run["machine"]["cpu"] for of in drawn.values() for run in of["runs"].values()}
-    seeds = {len(run["final"]) for run in found["runs"].values()}
-    print(f"\n{'; '.join(map(str, seeds))} seeds; one core for each run ({'; '.join(machines)}), {found['drawn']}.")
+    table(["figure", "the paper's claim", "", "effect (95 % interval), and where the claim wants it"], rows)
+    runs = [run for found in drawn.values() for run in found["runs"].values()]
+    seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
+    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
+    print(f"\nAn effect stands only in the first row that rests on it. {seeds} seeds; one core ({machines}),", end=" ")
+    print(f"{drawn['1a']['drawn']}.")
 
 
 def interval(effect: dict[str, Any]) -> str:
-    """An effect with its interval, to three digits."""
+    """An effect with its interval, to two digits."""
     if effect["low"] is None:
         return f"{effect['estimate']:+.2f} (no interval)".replace("-", "−")
     return f"{effect['estimate']:+.2f} ({effect['low']:+.2f} to {effect['high']:+.2f})".replace("-", "−")
@@ -449,8 +467,8 @@ def interval(effect: dict[str, Any]) -> str:
 
 def limit(effect: dict[str, Any]) -> str:
     """Where a claim says that an effect lies."""
-    sign, of = ("above", effect["above"]) if effect["above"] is not None else ("below", effect["below"])
-    return f"{sign} {of:.3g}".replace("-", "−")
+    sign, of = (">", effect["above"]) if effect["above"] is not None else ("<", effect["below"])
+    return f"{sign} {of:.2g}".replace("-", "−")
 
 
 def bowl() -> None:
