@@ -458,6 +458,18 @@ def paper_a(brief: bool = False) -> None:
     print(f"{drawn['1a']['drawn']}.")
 
 
+def branches() -> None:
+    """What was tried afterwards on the runs that stood still on Pendulum."""
+    rows = []
+    for name, of in read("branches")["branches"].items():
+        early, late = (f"{np.mean(of[key]):,.0f}".replace("-", "−") for key in ("first_tenth", "last_tenth"))
+        seeds = ", ".join(f"{x:,.0f}".replace("-", "−") for x in of["last_tenth"])
+        rows.append([name, early, f"{late} ({seeds})"])
+        rows[-1] += [f"{np.median(of[key]):.2g}" for key in ("kl_last_tenth", "proximal_kl_last_tenth")]
+    kls = "KL of an update there (median of seeds)", "KL(π_prox ‖ π)"
+    table(["from half-way on", "first tenth", "last tenth (each seed)", *kls], rows)
+
+
 def interval(effect: dict[str, Any]) -> str:
     """An effect with its interval, to two digits."""
     if effect["low"] is None:
