@@ -29,17 +29,21 @@ BRANCHES = {  # the COM of the first half, and what is changed then
 }
 
 
-def main() -> None:
+def cells() -> dict[str, grid.Cell]:
+    """The branch of each name, all of the second half of a run of figure 1a."""
     half = p.total_timesteps // 2
-    cells = {
+    return {
         name: ewma(p, total=half, source=ewma(p, com=com), **{"com": com} | changed)
         for name, (com, changed) in BRANCHES.items()
     }
-    failed = grid.run_missing([*cells.values()], RUNS, grid.cores_or_one(), print)
+
+
+def main() -> None:
+    failed = grid.run_missing([*cells().values()], RUNS, grid.cores_or_one(), print)
     if failed:
         raise SystemExit("\n".join(failed))
     data, found = Data(p, RUNS), {}
-    for name, cell in cells.items():
+    for name, cell in cells().items():
         ends = {key: np.round(data.part(cell, logged, 0.9, 1.0).mean(0), 4).tolist() for key, logged in KEYS.items()}
         found[name] = {"command": " ".join(grid.command(cell, RUNS)), "last_tenth": ends}
     report.write(OUT, report.record(branches=found))

@@ -22,6 +22,7 @@ import pqn
 import sapg
 import sfl_kinetix
 import stochastic_opt
+from benchmarks import branches
 from common.run import arguments
 from common.run.command import main as run_main
 from experiments import grid, paper_a, pictures
@@ -135,6 +136,19 @@ def test_the_scripts_accept_the_commands(name, preset):
     source = cells[-1].source and f"/nowhere/{cells[-1].source.name}@{cells[-1].source_update}"
     said = {"runs_dir": "/nowhere", "run_name": cells[-1].name} | ({"init_from": source} if source else {})
     assert words[1] == f"{cells[-1].script}.py" and args == replace(args_of(cells[-1]), **said)
+
+
+def test_a_branch_goes_on_half_way_with_what_its_name_says():
+    known = {cell.name for cell in laptop_cells("1a", "3a")}
+    for name, cell in branches.cells().items():
+        args, before = args_of(cell), args_of(cell.source)
+        assert cell.source.name in known and cell.source_update == args.num_updates == before.num_updates // 2
+        begun, _, change = name.partition(", then ")
+        assert before.com == float(begun.removeprefix("COM "))
+        assert args.com == (4096 if "4,096" in change else before.com)
+        assert args.learning_rate == pytest.approx(before.learning_rate / (10 if "tenth" in change else 1))
+        assert args.max_importance_ratio == (2 if "ratio" in change else None)
+    assert cell.name not in known and branches.cells()["COM 8, then 4,096"].name in known
 
 
 @pytest.mark.parametrize("preset", ["laptop", "gpu", "paper"])
