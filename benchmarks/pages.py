@@ -510,7 +510,9 @@ def cures(brief: bool = False) -> None:
     alone = [case["advice"] == "nothing" for case in found["cases"] if "change" not in case]
     tasks = np.array([case["task"] for case in sick])
     rng = np.random.default_rng(0)
-    draws = np.concatenate([rng.choice(np.flatnonzero(tasks == t), (10_000, (tasks == t).sum())) for t in {*tasks}], 1)
+    draws = np.concatenate(
+        [rng.choice(np.flatnonzero(tasks == t), (10_000, (tasks == t).sum())) for t in sorted({*tasks})], 1
+    )
 
     done = {name: title for name, title in TREATMENTS.items() if all(name in case for case in sick)}
 
