@@ -169,7 +169,9 @@ def arms(brief: bool = False) -> None:
             values = np.array(list(by_game[game].values()))
             row.append("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(values), len(values)) if len(values) else "–")
         has = len(scores[arm]) > 0
-        rows.append([*row, *([f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else "––")])
+        rows.append(
+            [*row, *([f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else ["–", "–"])]
+        )
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     table(["N × K", *games, "score (interquartile mean)", "mean"], rows)
     print("\nReturns: mean ± half the 95 % interval (seeds).", end=" ")
@@ -408,7 +410,7 @@ def estimators() -> None:
 
 
 def paper_a(brief: bool = False) -> None:
-    """The figures of paper A on Pendulum whose runs are finished: verdicts and effects. brief: only the verdicts."""
+    """The figures of paper A on Pendulum that were run: verdicts and effects. brief: only how two COMs end."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     import figures
     from experiments import paper_a as source

@@ -134,12 +134,9 @@ def test_every_number_of_a_training_script_has_a_bound_or_is_free_on_purpose():
                     script.Args(**{name: type(value)(-3)})
 
 
-@pytest.mark.parametrize(
-    "values, said", [([], "no object"), (None, "no object"), ({"gamma": "x"}, "--gamma x: must be")]
-)
-def test_damaged_arguments_are_named(values, said):
-    with pytest.raises(UsageError, match=rf"^here: args.json is damaged \(.*{said}"):
-        typed(ppo.Args, values, "here")
+def test_damaged_arguments_are_named():
+    with pytest.raises(UsageError, match=r"^here: args.json is damaged \(.*--gamma x: must be"):
+        typed(ppo.Args, {"gamma": "x"}, "here")
 
 
 def test_lists_are_tuples_again():

@@ -339,10 +339,8 @@ def read_record(folder: Path, by: str) -> dict[str, Any]:
     return record
 
 
-def typed(kind: type, values: Any, where: str) -> dict[str, Any]:
+def typed(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
     """Check arguments read from JSON, and turn lists back into tuples. `where` begins the error message."""
-    if not isinstance(values, dict):
-        raise UsageError(f"{where}: args.json is damaged (its args are no object)")
     # --list-envs says nothing about a run, and in older ones it is a bool.
     about_run = {name: value for name, value in values.items() if name != "list_envs"}
     try:
