@@ -285,11 +285,15 @@ def rollout(
         dist, value = policy(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
-        final_value = jax.lax.cond(out.truncated.any(), lambda: policy(out.final_obs)[1], lambda: jnp.zeros_like(value))
+        final_value = jax.lax.cond(
+            out.truncated.any(),
+            lambda: policy(out.final_obs)[1] * out.truncated[:, None],
+            lambda: jnp.zeros_like(value),
+        )
         novelty = prediction_error(args, behaviour.rnd, behaviour.rnd.predictor, out.final_obs)
         transition = Transition(
             *(pack(obs), pack(out.final_obs), action, dist.log_prob(action), value, novelty),
-            *(out.reward, out.terminated, out.truncated, final_value * out.truncated[:, None]),
+            *(out.reward, out.terminated, out.truncated, final_value),
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 
@@ -410,7 +414,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -424,7 +428,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
@@ -463,7 +467,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, behaviour.obs_stats, behaviour.rnd.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, obs_stats, rnd_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats)
+    sample = Sample(batch, behaviour.obs_stats, bonus)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
@@ -525,7 +529,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P(), P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))

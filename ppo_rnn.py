@@ -432,7 +432,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
         rows = rows._replace(advantage=batch.advantage.reshape(-1, length))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    grad_fn = jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True)
     # Of each network the hidden layers of its encoder ("encoder") and then its cell ("hidden").
     hidden = {name: {"hidden": jax.tree.leaves(layers)} for name, layers in sown["intermediates"].items()}
     return {
@@ -452,7 +452,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length))
 
@@ -480,7 +480,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, obs_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats)
+    sample = Sample(batch, behaviour.obs_stats, bonus)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs, batch.cells)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
@@ -519,7 +519,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P()), Sample(split, P(), P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))

@@ -299,8 +299,8 @@ def measure_update(
     old_q, q = (q_of(params, batch.obs) for params in (old.params, new.params))
     # A policy that never explores has no finite KL to another one.
     before, after = (epsilon_greedy(x, jnp.maximum(epsilon, 0.01)) for x in (old_q, q))
-    kl = jax.lax.pmean(before.kl(after).mean(), "device")
-    switched = jax.lax.pmean((old_q.argmax(-1) != q.argmax(-1)).mean(), "device")
+    switched = old_q.argmax(-1) != q.argmax(-1)
+    kl, switched = jax.lax.pmean(jnp.stack([before.kl(after).mean(), switched.mean()]), "device")
     moved = move_metrics(kl, old.params, new.params, args.batch_size)
     return moved | {"outer/kl": kl, "outer/switched": switched}
 

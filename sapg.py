@@ -131,6 +131,8 @@ class Args(CriticArgs):
                 why = "the KL of a later chunk includes that of the earlier ones, so the learning rate would run away"
                 chunks = f"--num-rollout-chunks {self.num_rollout_chunks}"
                 raise UsageError(f"{given} with {chunks}: {why}; give one of the two")
+        if self.kl_of_relabelled and self.adaptive_lr_kl is None and self.target_kl is None:
+            raise UsageError("--kl-of-relabelled: needs --adaptive-lr-kl or --target-kl")
         parts = self.num_blocks * self.num_rollout_chunks
         if self.num_envs % parts:
             product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
@@ -444,7 +446,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params)
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -460,7 +462,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     follower = jax.random.randint(jax.random.fold_in(key, 2**31 - 1), (), 0, max(args.leader, 1))
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = remaining if args.anneal_ent else 1.0  # what is left of the entropy bonus
+    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
         learning_rate = state.learning_rate
@@ -496,7 +498,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, learning_rate, obs_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats)
+    sample = Sample(batch, behaviour.obs_stats, bonus)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs, batch.block)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
@@ -538,7 +540,7 @@ def build(args: Args) -> tuple:
     args = replace(args, num_devices=len(chosen))  # --resume takes as many by default
     network, on_devices = ActorCritic(args, env.action_space), devices.OnDevices(chosen, args.num_seeds)
     split = on_devices.split(1)  # [C, N / C, ...]
-    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P())
+    layout, sampled = TrainState(P(), split, P(), P(), P(), P()), Sample(split, P(), P())
     init = on_devices(partial(init_state, args, env, network), gives=layout)
     step = on_devices(partial(update, args, env, network), takes=(layout,), gives=(layout, P(), sampled), donate=0)
     measure = on_devices(partial(measure_plasticity, args, network), takes=(P(), sampled))

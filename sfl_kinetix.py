@@ -55,7 +55,7 @@ OF_SEARCH = (
 )
 TIE_BREAK = 0.001  # times p, added to p (1 - p)
 AtLeastTwo = Annotated[int, Field(gt=1, lt=2**31)]
-RATES = np.arange(11) / 10  # centres of the bins of success rates: 0 and 1, where nothing can be learned, are apart
+RATES = np.arange(11) / 10  # centres of the bins of success rates
 
 
 @dataclass(frozen=True)
@@ -529,7 +529,7 @@ def gather_levels(args: Args, found: Found) -> tuple[Levels, dict[str, jax.Array
     score, index = jax.lax.top_k(scores, args.buffer_size)
     device, row = index // args.buffer_size, index % args.buffer_size
     mine = device == jax.lax.axis_index("device")
-    # Each has its own rows and zeros for the others': their sum takes no more memory than the buffer.
+    # Each has its own rows and zeros for the others': no device ever holds the levels of all.
     data = jnp.where(mine[:, None], found.best.data[row], 0).astype(jnp.int32)
     data, rate = jax.lax.psum((data, jnp.where(mine, found.best.success_rate[row], 0.0)), "device")
     value, there = score - TIE_BREAK * rate, score > -jnp.inf

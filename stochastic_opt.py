@@ -217,9 +217,9 @@ def report(args: Args, path: Path) -> None:
         mean, width = plots.mean_and_ci(values[-max(1, len(values) // 10) :].mean(0))
         interval = "" if np.isnan(width) else f" ± {width:.2g}"
         print(f"{plots.AXIS_LABELS[key]}: plateau of the theory {predicted:.4g}, simulated {mean:.4g}{interval}")
-    last = lines[-1]
-    if last["theory/negative_distance"] < 1.05 * predict_plateau(args)["charts/negative_distance"]:
-        print(f"not there yet: after {last['update']} steps the theory expects {last['theory/negative_distance']:.4g}")
+    expected, plateau = lines[-1]["theory/negative_distance"], predict_plateau(args)["charts/negative_distance"]
+    if abs(expected - plateau) > 0.05 * abs(plateau) + 1e-6:
+        print(f"not there yet: after {lines[-1]['update']} steps the theory expects {expected:.4g}")
 
 
 def train(args: Args) -> Path:

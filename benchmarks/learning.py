@@ -282,8 +282,16 @@ def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dic
     return f"{number(row.reference)} ({row.source})", verdict(mean - row.reference, width)
 
 
+def reached(goal: float, runs: Sequence[dict[str, Any]]) -> str:
+    """After how many seconds the median run's return in training is `goal`."""
+    times = [until(run["curve"], goal) for run in runs]
+    middle, never = np.median(times), sum(map(np.isinf, times))
+    missed = f" ({never} of {len(times)} never)" if never else ""
+    return f"{goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}"
+
+
 def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bool, goals: bool) -> str:
-    """A row of a table. tenth, goals: whether its table has these columns."""
+    """A row of a table. tenth: whether its table has that column; goals: those of seconds."""
     runs = runs_of(row, stored)
     scores = [run["sampled"] for run in runs]
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
@@ -299,10 +307,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     # Seeds that share a process, and processes that share a GPU, have no time of their own.
     cells += [number(np.mean(greedy)) if greedy else "–", "GPU" if any("together" in run for run in runs) else minutes]
     if goals:
-        times = [until(run["curve"], row.goal) for run in runs]
-        middle, never = np.median(times), sum(map(np.isinf, times))
-        missed = f", {never} of {len(times)} never" if never else ""
-        cells.append(f"{row.goal:g}: {'–' if np.isinf(middle) else f'{middle:.0f} s'}{missed}")
+        cells += [f"{max(run['compile_s'] for run in runs):.0f}", ", ".join(reached(goal, runs) for goal in row.goals)]
     return f"| {' | '.join((*cells, *compare(row, scores, stored)))} |"
 
 
@@ -319,7 +324,7 @@ def merged(commands: Sequence[str]) -> list[str]:
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
     """A group's part of the page: a table, and the commands."""
     tenth = any(len(runs_of(row, stored)) >= 10 for row in rows)
-    goals = any(row.goal is not None for row in rows)
+    goals = any(row.goals for row in rows)
     head = [
         "task",
         "script",
@@ -330,7 +335,7 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
         *["10th percentile"] * tenth,
         "most probable actions",
     ]
-    head += ["minutes", *["seconds to a training return of"] * goals, "reference", ""]
+    head += ["minutes", *["seconds of compiling", "seconds to a training return of"] * goals, "reference", ""]
     lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [make_line(row, stored, tenth, goals) for row in rows]
     commands = [typed(row).replace(SAME, "$SAME") for row in rows]

@@ -18,7 +18,7 @@ class Row:
     reference: float | None = None  # a score to compare with,
     source: str = ""  # and whose it is
     against: str = ""  # or another row to compare with
-    goal: float | None = None  # the page says after how many seconds the return in training is this
+    goals: tuple[float, ...] = ()  # the page says after how many seconds the return in training is each
     seeds: int = 5
     alone: bool = False  # on all cores
 
@@ -33,8 +33,9 @@ DISCOGEN, PGX, ZOO = "discogen's PPO", "pgx's PPO, 20M steps", "rl-zoo's PPO"
 GROUPS = {  # what the page says of each
     "headline": (
         "Seconds until a score",
-        "Each run was alone on all cores. Seconds are those of training, without imports and compiling; compare those "
-        "of one CPU. PureJaxRL's training is one program, so its seconds are taken to pass evenly.",
+        "Each run was alone on all cores. Seconds are those of training; those of imports come on top, and those of "
+        "compiling, which the table has for a first run (a later one finds ours in JAX's cache). Compare runs on one "
+        "CPU. PureJaxRL's training is one program, so its seconds are taken to pass evenly.",
     ),
     "same_flags": (
         "The same flags as PureJaxRL",
@@ -152,7 +153,7 @@ PAIRS = {
 }
 # Game: scores of discogen and pgx.
 GAMES = {"Breakout": (69.9, 50), "Asterix": (17.0, 22), "SpaceInvaders": (180.9, 144), "Freeway": (61.8, 63.5)}
-GOALS = {"Breakout": 40, "SpaceInvaders": 150}
+GOALS = {"Breakout": (40, 70), "SpaceInvaders": (150,)}
 # The flags of PureJaxRL's notebook for MinAtar, with all that might have another default here one day.
 SAME = (
     "--num-envs 64 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-3 --anneal-lr "
@@ -168,18 +169,18 @@ def short(task: str) -> str:
 
 def headline() -> Iterator[Row]:
     how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True, "seeds": 3}
-    yield Row("headline", task="Breakout", flags="", reference=69.9, goal=GOALS["Breakout"], **how)
-    flags, goal = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
-    yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goal=goal, **how)
+    yield Row("headline", task="Breakout", flags="", reference=69.9, goals=GOALS["Breakout"], **how)
+    flags, goals = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
+    yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goals=goals, **how)
 
 
 def beside_purejaxrl() -> Iterator[Row]:
-    for game, goal in GOALS.items():
+    for game, goals in GOALS.items():
         for label, steps in (("4M", 4_194_304), ("10M", STEPS)):
             where, name = f"--env-id {game}-MinAtar --total-timesteps {steps}", f"same_flags_{game.lower()}_{label}"
             yield Row(f"{name}_peer", "same_flags", game, PEER, where, seeds=10)
             yield Row(f"{name}_ours", "same_flags", game, "ppo.py", f"{where} {SAME}", against=f"{name}_peer", seeds=10)
-        name, how = f"seconds_{game.lower()}", {"goal": goal, "seeds": 3, "alone": True}
+        name, how = f"seconds_{game.lower()}", {"goals": goals, "seeds": 3, "alone": True}
         yield Row(f"{name}_peer", "headline", game, PEER, where, **how)
         yield Row(f"{name}_ours", "headline", game, "ppo.py", f"{where} {SAME}", **how)
 

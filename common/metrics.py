@@ -20,10 +20,11 @@ GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many par
 
 
 class Sample(NamedTuple):
-    """Random transitions of an update, on which it is measured, and the statistics that normalised them."""
+    """Random transitions of an update, on which it is measured, and the rest of what its loss depended on."""
 
     batch: Any  # [C, n, ...], of this device
     obs_stats: RunningStats
+    bonus: jax.Array | None = None  # what was left of the entropy bonus, in a script that anneals it
 
 
 def measure_update(

@@ -72,7 +72,6 @@ class Spaces(gymnasium.Env):
             "bits": spaces.MultiBinary(3),
             "dict": spaces.Dict(b=spaces.Box(-1, 1, (2,), np.float64), a=spaces.Box(-1, 1, (1, 2), np.float32)),
             "text": spaces.Text(5),
-            "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
         }
         self.observation_space, self.action_space = kinds[observations], kinds[actions]
         self.seen = []

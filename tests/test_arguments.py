@@ -1,10 +1,12 @@
 """Flags: bounds beside their fields, one line for what is wrong, help in groups."""
 
+import json
 import re
 import sys
 from dataclasses import dataclass, fields
 from typing import Literal
 
+import gymnax  # noqa: F401  (before jax.jit is taken away)
 import numpy as np
 import pytest
 
@@ -139,11 +141,6 @@ def test_damaged_arguments_are_named():
         typed(ppo.Args, {"gamma": "x"}, "here")
 
 
-def test_lists_are_tuples_again():
-    found = typed(ppo.Args, {"hidden_sizes": [3, 4], "gamma": 1, "unknown": [1]}, "")
-    assert found == {"hidden_sizes": (3, 4), "gamma": 1, "unknown": [1]}
-
-
 def test_a_huge_prime_is_no_reason_to_wait():
     with pytest.raises(UsageError, match=r"--minibatch-size 2048: does not divide .*; 32 or 2147483647 would"):
         ppo.Args(num_envs=2**31 - 1, total_timesteps=2**60)
@@ -255,3 +252,50 @@ def test_environments_are_listed(monkeypatch, capsys):
 def test_runs_of_older_versions_may_say_whether_environments_were_listed():
     assert parse(ppo.Args, "", []).list_envs is None and parse(ppo.Args, "", ["--list-envs"]).list_envs == ()
     assert typed(ppo.Args, {"list_envs": False, "seed": 3}, "") == {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--num-minibatches 7", ["--num-minibatches 7", "4 or 8", "65536"]),
+        ("--minibatch-size 3000", ["--minibatch-size 3000", "2048 or 4096"]),
+        ("--learning-rate nan", ["--learning-rate nan"]),
+        ("--frame-stack 1025", ["--frame-stack 1025", "less than or equal to 1024"]),
+        ("--total-timesteps 10", ["--total-timesteps 10", "--num-envs 2048", "65536"]),
+        ("--env-id Braekout-MinAtar", ["--env-id Braekout-MinAtar", "Breakout-MinAtar"]),
+        ("--env-id kinetix/locomotoin", ["--env-id kinetix/locomotoin", "kinetix/locomotion"]),
+        ("--num-devices 99", ["--num-devices 99", "there are 8"]),
+        ("--num-devices 3", ["--num-devices 3", "--num-envs"]),
+        ("--num-processes 2", ["--num-processes 2", "needs --distributed"]),
+        ("--distributed --coordinator-address a:1 --num-processes 2 --process-id 2", ["--process-id 2", "less than 2"]),
+        ("--distributed --coordinator-address a --num-processes 2 --process-id 1", ["address a: must be HOST:PORT"]),
+        ("--network cnn --env-id CartPole-v1", ["--network cnn", "CartPole-v1", "(4,)"]),
+        ("--capture-video --env-id Catch-bsuite", ["--capture-video", "Catch-bsuite"]),
+        (
+            "--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
+            ["2^31", "--num-rollout-chunks"],
+        ),
+        ("--num-rollout-chunks 3", ["--num-rollout-chunks 3", "--num-envs 2048", "--num-minibatches 32", "2 or 4"]),
+        ("--init-from /nowhere", ["--init-from /nowhere"]),
+        ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
+        ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
+        ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
+        ("--run-name empty", ["--run-name empty", "exists already"]),
+        ("--runs-dir empty/args.json/x", ["--runs-dir", "cannot make a folder there (Not a directory)"]),
+    ],
+)
+def test_bad_input_is_answered_in_one_line_before_anything_compiles(
+    monkeypatch, capsys, tmp_path, nothing_compiles, flags, said
+):
+    for name, script in (("other", "sac"), ("empty", "ppo")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "args.json").write_text(json.dumps({"args": {}, "script": script}))
+    (tmp_path / "other/checkpoints/1").mkdir()
+    flags = flags.replace("OTHER", str(tmp_path / "other")).replace("EMPTY", str(tmp_path / "empty"))
+
+    flags = flags.replace("empty/", f"{tmp_path}/empty/").split()
+    code, _, said_of_it = call(monkeypatch, capsys, ppo, "--runs-dir", tmp_path, *flags)
+    (line,) = said_of_it.splitlines()
+    assert code == 2 and line.startswith("ppo.py: error: ")
+    assert all(part in line for part in said), line
+    assert {folder.name for folder in tmp_path.iterdir()} == {"other", "empty"}

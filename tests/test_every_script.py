@@ -403,7 +403,7 @@ SMALL = (
     "--num-devices 1 --norm-obs --norm-reward --time-limit 20 --total-timesteps 192 --checkpoint-every 2 "
     "--keep-checkpoints 0 --plasticity-every 0 --num-eval-episodes 0"
 )
-RUNS = {  # those of ppo.py and ppo_ewma.py: test_init_from.py
+RUNS = {  # that of ppo.py: test_fork.py; of ppo_ewma.py: test_init_from.py
     "ppo_rnn": "--sequence-length 4 --cell lstm --cell-size 4",
     "ppo_rnd": "--embedding-size 4 --obs-warmup-steps 3 --num-rollout-chunks 2 --num-seeds 2",
     "sapg": "--num-blocks 2 --norm-value --adaptive-lr-kl 1000 --learning-rate 1e-5",

@@ -102,16 +102,6 @@ def test_a_run_without_a_whole_checkpoint_is_started_afresh():
     assert started() == ["a"] and {p.name for p in (RUNS / "a/checkpoints").iterdir()} == {"10"}
 
 
-def test_the_command_spells_flags_as_the_scripts_do():
-    flags = {"num_envs": 4, "anneal_lr": True, "clip_vloss": False, "hidden_sizes": (8, 16), "clip_eps": 0.0}
-    words = grid.command(cell("b", cell("a"), **flags), Path("some runs"))
-    assert words[:2] == ["python", "fake.py"]
-    assert shlex.join(words[2:]) == (
-        "--updates 10 --num-envs 4 --anneal-lr --no-clip-vloss --hidden-sizes 8 16 --clip-eps 0.0 "
-        "--init-from 'some runs/a@5' --runs-dir 'some runs' --run-name b"
-    )
-
-
 def test_a_failing_run_is_reported_and_the_others_still_run():
     failed, said = run(cell("a"), cell("bad", fail=1), cell("c"), cell("d"), jobs=1)
     assert failed == ["bad: exit code 1: fake.py: not finite"]

@@ -168,14 +168,6 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     assert [row["update"] for row in lines_of(found)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_of_ppo_is_not_resumed_by_ppo_ewma(monkeypatch, capsys, of_ppo):
-    monkeypatch.setattr(sys, "argv", ["ppo_ewma.py", "--resume", str(of_ppo.path)])
-    with pytest.raises(SystemExit) as exit:
-        run_main(ppo_ewma.train, ppo_ewma.Args)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and "made by ppo.py, this is ppo_ewma.py" in line
-
-
 def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, tmp_path):
     flags = (*CARTPOLE.split(), *BASE.split(), "--run-name")
     new, taken = call(ppo, tmp_path, *flags, "new", stop=True).start, learner_at(of_ppo, 6)

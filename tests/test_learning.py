@@ -72,7 +72,7 @@ def stub(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     learning.settled.cache_clear()
-    good = Row("good", "classic", "Walk", "stub.py", "--env-id good --speed 3", 41.5, "a book", goal=25, seeds=2)
+    good = Row("good", "classic", "Walk", "stub.py", "--env-id good --speed 3", 41.5, "a book", goals=(25,), seeds=2)
     bad = Row("broken", "classic", "Run", "stub.py", "--env-id broken", seeds=1)
     alone = Row("alone", "headline", "Stand", "stub.py", "", seeds=1, alone=True)
     monkeypatch.setattr(learning, "TABLE", {row.name: row for row in (good, bad, alone)})
@@ -179,12 +179,6 @@ def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
         learning.choose(["nothing"])
 
 
-def test_statistics():
-    mean, width = learning.interval([1, 2, 3, 4])
-    assert mean == 2.5 and math.isclose(width, 3.182446 * math.sqrt(5 / 3 / 4), rel_tol=1e-6)  # t, 3 degrees
-    assert learning.interval([7])[0] == 7 and math.isnan(learning.interval([7])[1])
-
-
 def test_commands_that_differ_only_in_their_game_are_one():
     a, b, c = (
         f"python ppo.py --env-id {game} --seed S" for game in ("Asterix-MinAtar", "Freeway-MinAtar", "Pong-misc")
@@ -221,7 +215,7 @@ def test_the_page_is_written_and_checked(stub, capsys):
     args = Args(rows=("good", "alone"))
     learning.main(args)
     assert (
-        "40.5 ± 6.4 | 40.5 | 50.0 | 0.0 | 25: 1 s | 41.5 (a book) | below, within the interval |"
+        "40.5 ± 6.4 | 40.5 | 50.0 | 0.0 | 6 | 25: 1 s | 41.5 (a book) | below, within the interval |"
         in args.page.read_text()
     )
     assert args.out.with_suffix(".png").stat().st_size > 10_000

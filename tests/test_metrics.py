@@ -207,13 +207,6 @@ def test_no_scale_where_there_is_no_signal():
     assert np.isnan(found["plasticity/gradient_noise_scale"])
 
 
-def test_kurtosis_is_that_of_the_mean_gradient():
-    sample = np.random.default_rng(0).normal(size=(24, 300)).astype(np.float32)
-    expected = scipy.stats.kurtosis(np.log(np.abs(sample.mean(0)) + 1e-8), fisher=False)
-    found = gradient_metrics(mean_of, {"a": jnp.array(sample[:, :100]), "b": jnp.array(sample[:, 100:])})
-    assert found["plasticity/gradient_kurtosis"] == pytest.approx(expected, rel=1e-3)
-
-
 # Layers
 
 

@@ -22,6 +22,7 @@ FLAGS = {
     "num_envs": 32, "num_steps": 8, "total_timesteps": 256 * 5, "num_minibatches": 4, "num_rollout_chunks": 2,
     "hidden_sizes": (8, 6), "learning_rate": 1e-2, "gamma": 0.9, "update_epochs": 2,
 }  # fmt: skip
+BONUS = np.float32(0.6)  # what is left of the entropy bonus in the third of five updates
 PARTS = 16  # 8 devices, 2 chunks; each has 2 environments x 8 steps
 MEASURED = {"gradient_kurtosis", "gradient_signal", "gradient_noise", "gradient_noise_scale", "weight_norm"}
 MEASURED |= {"policy_variance", "feature_rank", "srank", "dormant_neurons"}
@@ -134,8 +135,8 @@ def on_host(training):
 
 
 def sample_of(script, rows, stats):
-    """As the sample of an update of one chunk on one device."""
-    return script.Sample(jax.tree.map(lambda x: x[None], rows), stats)
+    """As the sample of an update of one chunk on one device, the third of five."""
+    return script.Sample(jax.tree.map(lambda x: x[None], rows), stats, None if script is pqn else BONUS)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def gradient_of_the_loss(training, learner):
     """part -> the gradient of the script's own loss on it."""
     script, args = training.script, training.args
     forward = partial(script.forward, args, training.network, learner.obs_stats)
-    loss = partial(pqn.q_loss, forward) if script is pqn else partial(ppo.ppo_loss, args, forward)
+    loss = partial(pqn.q_loss, forward) if script is pqn else partial(ppo.ppo_loss, args, forward, bonus=BONUS)
     return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
 
 

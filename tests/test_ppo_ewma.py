@@ -227,6 +227,3 @@ def test_the_average_goes_on_over_updates_and_chunks_and_for_each_seed(monkeypat
         weight = sum((com / (1 + com)) ** k for k in range(number + 1))
         np.testing.assert_allclose(learner.proximal.weight, [weight, weight], rtol=1e-5)
     assert differ(*(jax.tree.map(lambda x, i=i: x[i], states[2].learner.proximal.params) for i in range(2)))
-
-
-# Learning

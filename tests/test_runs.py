@@ -224,18 +224,6 @@ def test_usage_errors_of_resume(args, tmp_path):
     refused("not the folder of a run", resume=str(path))
 
 
-def test_a_divergence_is_one_line(monkeypatch, capsys):
-    error = Diverged(17, Path("runs/x/checkpoints/10"), True)
-
-    def diverge(args):
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["toy.py"])
-    with pytest.raises(SystemExit) as end:
-        run_main(diverge, Args)
-    assert (capsys.readouterr().err, end.value.code) == (f"toy.py: {error}\n", 1)
-
-
 # Signals
 
 

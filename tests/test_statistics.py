@@ -88,11 +88,10 @@ def both_ways(x):
     return stats
 
 
-@pytest.mark.parametrize("number", [3])
-def test_a_constant_observation_is_normalised_to_0(number):
+def test_a_constant_observation_is_normalised_to_0():
     constants = np.array([1234.567, -2.7, 1 / 3, 1e6 / 7, 0.0, 1.0], np.float32)
-    x = np.broadcast_to(constants, (3, 7, 5 * number, 6))
-    for stats in on_devices(both_ways, number, P(None, None, "device"))(x):
+    x = np.broadcast_to(constants, (3, 7, 15, 6))
+    for stats in on_devices(both_ways, 3, P(None, None, "device"))(x):
         np.testing.assert_array_equal(stats.mean, constants)
         np.testing.assert_array_equal(stats.var, 0)
         np.testing.assert_array_equal(statistics.normalise(x[0], stats), 0)

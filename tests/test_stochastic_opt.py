@@ -172,7 +172,8 @@ def test_a_rate_that_diverges_ends_the_run_and_names_the_step(monkeypatch, capsy
         call(monkeypatch, "--learning-rate", 1.5, "--num-steps", 200, "--runs-dir", tmp_path, "--run-name", "far")
     said = capsys.readouterr().err.splitlines()[-1]
     lines = plots.read_lines(tmp_path / "far")
-    assert exit.value.code == 1 and f"update {lines[-1]['update']}: " in said and "no longer finite" in said
+    assert exit.value.code == 1 and said.startswith("stochastic_opt.py: ") and "no longer finite" in said
+    assert f"update {lines[-1]['update']}: " in said
     assert 50 < lines[-1]["update"] < 70
     np.testing.assert_allclose(lines[40]["charts/negative_distance"], -5 * 2.0**41, rtol=0.5)
 
