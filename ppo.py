@@ -38,7 +38,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
@@ -350,7 +350,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     remaining = 1 - state.update / float(args.num_updates)
     bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
-    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
+    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry

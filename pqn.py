@@ -36,7 +36,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # fixed by --init-from
 RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` applies the learning rate
@@ -329,7 +329,8 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
     epsilon = exploration(args, state.update)
-    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
+    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry

@@ -35,7 +35,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 PHI_SIZE = 32  # of what tells the blocks' policies apart
 SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")  # --init-from
@@ -466,7 +466,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
         learning_rate = state.learning_rate
-    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
+    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, learning_rate, obs_stats, environments = carry

@@ -44,7 +44,7 @@ from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 
-KL_SAMPLE = 8192  # transitions on which the KL of an update is measured (at least one per device and chunk)
+KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 SAME = ("network",)  # fixed by --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
@@ -410,7 +410,8 @@ def update(
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    sample_size = max(1, KL_SAMPLE // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
+    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
     num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))

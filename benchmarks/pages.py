@@ -71,6 +71,23 @@ def learning() -> None:
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
+def seconds() -> None:
+    """A sentence: seconds to a score, of ppo.py and of PureJaxRL's, on one machine."""
+    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
+    from benchmarks import learning, tasks
+
+    stored, told = learning.read(ROOT / "results/learning.json"), []
+    for game, default in (("Breakout", "headline"), ("SpaceInvaders", "headline_spaceinvaders")):
+        names = default, f"seconds_{game.lower()}_ours", f"seconds_{game.lower()}_peer"
+        runs, goal = [learning.runs_of(tasks.TABLE[name], stored) for name in names], tasks.GOALS[game][0]
+        (cpu,) = {run["machine"]["cpu"] for each in runs for run in each}
+        ours, same, theirs = (np.median([learning.until(run["curve"], goal) for run in each]) for each in runs)
+        rest = f"{same:.0f} with PureJaxRL's flags; PureJaxRL {theirs:.0f}"
+        told.append(f"{goal} on {game} after {ours:.0f} s ({rest})")
+    print("- It passes [a return in training](docs/results.md#seconds-until-a-score) of", ",\n  of ".join(told), end="; ")
+    print(f"medians, {cpu}.")
+
+
 def environments(brief: bool = False) -> None:
     """Return by the number of environments, and the effect of 2,048 in place of 64. brief: only a sentence."""
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page

@@ -33,8 +33,8 @@ DISCOGEN, PGX, ZOO = "discogen's PPO", "pgx's PPO, 20M steps", "rl-zoo's PPO"
 GROUPS = {  # what the page says of each
     "headline": (
         "Seconds until a score",
-        "Each run was alone on all cores. Seconds are those of training; those of imports come on top, and those of "
-        "compiling, which the table has for a first run (a later one finds ours in JAX's cache). Compare runs on one "
+        "Each run was alone on all cores. Seconds are those of training; on top come imports and compiling, of which "
+        "the table has the longest (4 are what is left of it where JAX's cache has our program). Compare runs on one "
         "CPU. PureJaxRL's training is one program, so its seconds are taken to pass evenly.",
     ),
     "same_flags": (

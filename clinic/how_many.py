@@ -62,7 +62,8 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
     args = replace(args, num_seeds=1, num_devices=1)
     settings = [resized(args, value) for value in values or [factor * args.num_envs for factor in FACTORS]]
     points: list[Point] = []
-    before, script.KL_SAMPLE = script.KL_SAMPLE, SAMPLE  # on so many transitions the script measures its updates
+    before = script.KL_SAMPLE, script.PLASTICITY_SAMPLE
+    script.KL_SAMPLE = script.PLASTICITY_SAMPLE = SAMPLE  # on so many transitions the script measures its updates
     try:
         # The script's own update, for its measurements; what it learns is thrown away.
         judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
@@ -76,7 +77,7 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
             points.append(p := single_updates(program, judge, learner, environments, count))
             say(f"{p.num_envs:,} environments: own gain {p.own:.2g}, fresh {p.fresh:.2g} ± {p.width:.2g}")
     finally:
-        script.KL_SAMPLE = before
+        script.KL_SAMPLE, script.PLASTICITY_SAMPLE = before
     if not points:
         raise UsageError(f"--how-many {run}: no number of environments fits; --values names smaller ones")
     return points
