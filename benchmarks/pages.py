@@ -84,7 +84,9 @@ def seconds() -> None:
         ours, same, theirs = (np.median([learning.until(run["curve"], goal) for run in each]) for each in runs)
         rest = f"{same:.0f} with PureJaxRL's flags; PureJaxRL {theirs:.0f}"
         told.append(f"{goal} on {game} after {ours:.0f} s ({rest})")
-    print("- It passes [a return in training](docs/results.md#seconds-until-a-score) of", ",\n  of ".join(told), end="; ")
+    print(
+        "- It passes [a return in training](docs/results.md#seconds-until-a-score) of", ",\n  of ".join(told), end="; "
+    )
     print(f"medians, {cpu}.")
 
 
