@@ -388,7 +388,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry

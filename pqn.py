@@ -330,7 +330,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     learning_rate = jnp.float32(args.learning_rate * remaining)
     epsilon = exploration(args, state.update)
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry

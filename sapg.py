@@ -131,8 +131,6 @@ class Args(CriticArgs):
                 why = "the KL of a later chunk includes that of the earlier ones, so the learning rate would run away"
                 chunks = f"--num-rollout-chunks {self.num_rollout_chunks}"
                 raise UsageError(f"{given} with {chunks}: {why}; give one of the two")
-        if self.kl_of_relabelled and self.adaptive_lr_kl is None and self.target_kl is None:
-            raise UsageError("--kl-of-relabelled: needs --adaptive-lr-kl or --target-kl")
         parts = self.num_blocks * self.num_rollout_chunks
         if self.num_envs % parts:
             product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
@@ -467,7 +465,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
         learning_rate = state.learning_rate
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, learning_rate, obs_stats, environments = carry

@@ -411,7 +411,7 @@ def update(
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = max(1, measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))
+    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
     num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))

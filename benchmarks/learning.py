@@ -401,32 +401,40 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
 
 
 def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
-    """Return in training against steps and against seconds, of the runs that were alone on the machine."""
+    """Return in training of the runs that were alone on the machine, against seconds; against steps with all seeds that
+    their flags have."""
     rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
     if not rows:
         return
     tasks = list(dict.fromkeys(row.task for row in rows))
     figure, axes = report.new_figure(len(tasks), 2, "Return in training, and the steps and seconds that it took")
     for row in rows:
-        curves = [np.array(run["curve"], np.float64) for run in runs_of(row, stored)]
+        alone = runs_of(row, stored)
+        others = [(o.flags, runs) for o in TABLE.values() if o.script == row.script and (runs := runs_of(o, stored))]
+        alike = [runs for flags, runs in others if flags == row.flags or runs[0]["settings"] == alone[0]["settings"]]
+        alike = max(alike, key=len)
+        label = (
+            "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if SAME in row.flags else "ppo.py"
+        )
+        colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
+        left, right = axes[tasks.index(row.task)]
+        curves = [np.array(run["curve"], np.float64) for run in alike]
         steps = np.linspace(0, curves[0][-1, 0], POINTS + 1)[1:]
         # [seeds, points]; where no episode has ended yet there is no return
-        seconds = np.array([np.interp(steps, c[:, 0], c[:, 1]) for c in curves]).mean(0)
         returns = np.array([np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in curves])
         middle, width = plots.mean_and_ci(returns.T)
-        label = "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if row.against else "ppo.py"
-        colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
-        cpus = ", ".join(sorted({run["machine"]["cpu"] for run in runs_of(row, stored)}))
-        cpus = cpus.replace("(R)", "").replace(" Processor", "")
-        told = (steps / 1e6, f"{label}; seeds: {len(curves)}"), (seconds, f"{label}; {cpus}")
-        for axis, (x, name) in zip(axes[tasks.index(row.task)], told, strict=True):
-            axis.plot(x, middle, color=colour, label=name)
-            axis.fill_between(x, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
-            axis.set(title=row.task, ylabel="return in training", ylim=(0, None))
+        left.plot(steps / 1e6, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
+        left.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+        cpus = ", ".join(sorted({run["machine"]["cpu"] for run in alone})).replace("(R)", "").replace(" Processor", "")
+        for run in alone:
+            _, seconds, values = np.array(run["curve"], np.float64).T
+            right.plot(seconds, values, color=colour, alpha=0.7, label=f"{label}; {cpus}" if run is alone[0] else None)
+        left.set(title=row.task, ylabel="return in training")
+        right.set(title=row.task)
     for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
         for each in axis:
-            each.set_xlabel(label)
-    told = "Mean over seeds and 95 % t-interval. Seconds are without imports and compiling; compare those of one CPU."
+            each.set(xlabel=label, ylim=(0, None))
+    told = "Left: mean over seeds and 95 % t-interval. Right: each seed that ran alone, without imports and compiling."
     report.save_figure(figure, path, told)
 
 

@@ -76,10 +76,11 @@ def seconds() -> None:
     sys.path.insert(0, str(ROOT))  # cog resets the path after each page
     from benchmarks import learning, tasks
 
-    stored, told = learning.read(ROOT / "results/learning.json"), []
+    stored, told, counts = learning.read(ROOT / "results/learning.json"), [], []
     for game, default in (("Breakout", "headline"), ("SpaceInvaders", "headline_spaceinvaders")):
         names = default, f"seconds_{game.lower()}_ours", f"seconds_{game.lower()}_peer"
         runs, goal = [learning.runs_of(tasks.TABLE[name], stored) for name in names], tasks.GOALS[game][0]
+        counts += map(len, runs)
         (cpu,) = {run["machine"]["cpu"] for each in runs for run in each}
         ours, same, theirs = (np.median([learning.until(run["curve"], goal) for run in each]) for each in runs)
         rest = f"{same:.0f} with PureJaxRL's flags; PureJaxRL {theirs:.0f}"
@@ -87,7 +88,7 @@ def seconds() -> None:
     print(
         "- It passes [a return in training](docs/results.md#seconds-until-a-score) of", ",\n  of ".join(told), end="; "
     )
-    print(f"medians, {cpu}.")
+    print(f"medians of {min(counts)} to {max(counts)} seeds, {cpu}.")
 
 
 def environments(brief: bool = False) -> None:

@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on_bit_for_bit(straight):
         time.sleep(0.01)
     time.sleep(random.uniform(0, 0.1))
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
     done = run(folder, "--resume", "runs/killed")
     assert done.returncode == 0, done.stderr
     assert lines_of(folder / "runs/killed") == lines_of(straight)

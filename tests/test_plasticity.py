@@ -13,6 +13,7 @@ from conftest import Toy, on_devices, reusing
 from jax.sharding import PartitionSpec as P
 
 import ppo
+import ppo_rnn
 import pqn
 from common import envs, statistics
 from common.arrays import gather_rows, pack
@@ -124,6 +125,21 @@ def test_the_rows_are_whole_transitions(trained):
         np.testing.assert_allclose(rows.value, value, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(rows.target, target, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(rows.advantage, target - value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "script, at_most, at_least, size",
+    [(ppo, 200, 16, 64), (ppo, 32, 16, 32), (pqn, 200, 100, 100), (ppo, 1000, 600, 256), (ppo_rnn, 200, 8, 64)],
+)
+def test_of_a_small_update_a_quarter_is_the_sample(monkeypatch, script, at_most, at_least, size):
+    """At least as many as the plasticity metrics take (of sequences, in which gradients are compared, eight)."""
+    monkeypatch.setattr(script, "KL_SAMPLE", at_most)
+    monkeypatch.setattr(script, "PLASTICITY_SAMPLE", at_least)
+    small = dict(num_envs=16) if script is ppo_rnn else {}  # 128 transitions in place of 256
+    training = built(script, num_devices=1, **small)
+    _, _, sample = jax.eval_shape(training.step, jax.eval_shape(training.init, training.keys))
+    chunks, count = sample.batch.obs.shape[:2]
+    assert chunks * count == size
 
 
 # What is measured on it

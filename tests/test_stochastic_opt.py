@@ -178,6 +178,14 @@ def test_a_rate_that_diverges_ends_the_run_and_names_the_step(monkeypatch, capsy
     np.testing.assert_allclose(lines[40]["charts/negative_distance"], -5 * 2.0**41, rtol=0.5)
 
 
+@pytest.mark.parametrize("flags, there", [("--learning-rate 0.1", True), ("--learning-rate 1e-3", False),
+                                          ("--learning-rate 1e-3 --initial-distance 0", False)])  # fmt: skip
+def test_a_run_that_is_not_at_its_plateau_says_so(monkeypatch, capsys, tmp_path, flags, there):
+    """Too far from the optimum yet, or still nearer to it than it will stay."""
+    call(monkeypatch, *flags.split(), "--num-steps", 100, "--runs-dir", tmp_path)
+    assert ("not there yet: after 100 steps" not in capsys.readouterr().out) == there
+
+
 FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 10 --keep-checkpoints 0"
 
 
