@@ -448,7 +448,14 @@ def paper_a(brief: bool = False) -> None:
         weak, good = (f"{ends[com]:,.0f}".replace("-", "−") for com in ("8", "4096"))
         print("- [Too large an outer step stops PPO early and low](docs/report.md#paper-as-figures-on-pendulum):")
         print(f"  on Pendulum COM 8 ends at {weak}, COM 4,096, a smaller step, at {good}. On a run that had", end=" ")
-        print("stopped,\n  a tenth of the learning rate helped; a larger COM did not.")
+        print("stopped,\n  a tenth of the learning rate helped; a larger COM did not. From the start,", end=" ")
+        of_com_8 = [run for run in drawn["7a"]["runs"].values() if "--com 8.0 " in run["command"]]
+        for number, text in (
+            (128, "128 environments\n  end at {} with COM 8"),
+            (8, ", 8 at {} after as many updates.\n"),
+        ):
+            (run,) = (run for run in of_com_8 if f"--num-envs {number} " in run["command"])
+            print(text.format(f"{np.mean(run['final']):,.0f}".replace("-", "−")), end="")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
           [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip

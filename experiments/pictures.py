@@ -3,6 +3,7 @@ they mean is for the page that shows them."""
 
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -54,8 +55,8 @@ def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
         height = 4.6 if panels == 1 else 2.0 + 2.9 * -(-panels // columns)
         figure = Figure(figsize=(width, height + 0.19 * text.count("\n")), layout="constrained")
         _draw_panels(figure, what, columns)
+        _draw_title(figure, textwrap.fill(title, int(width * 9)), columns)
         # parse_math: a run's name may have $ signs.
-        figure.suptitle(textwrap.fill(title, int(width * 9)), fontsize=12, x=0.01, ha="left", parse_math=False)
         figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left", parse_math=False)
         figure.savefig(out, dpi=110)
 
@@ -95,11 +96,20 @@ def _draw_panels(figure: Any, picture: Picture, columns: int) -> None:
         for mark in picture.marks:
             axes.axvline(mark, color="#888888", linewidth=1, linestyle=":")
         axes.grid(linewidth=0.5, alpha=0.35)
+
+
+def _draw_title(figure: Any, title: str, columns: int) -> None:
+    """And the legend: at the right of one panel, else below the title, whose place it then takes."""
     entries = [axes.get_legend_handles_labels() for axes in figure.axes]
     named = {text: handle for handles, texts in entries for handle, text in zip(handles, texts, strict=True)}
-    if columns == 1 or len(named) > 1:
-        place = {"loc": "outside right center"} if columns == 1 else {"loc": "outside upper center", "ncols": columns}
-        figure.legend(named.values(), named.keys(), frameon=False, fontsize=10, **place)
+    legend = partial(figure.legend, named.values(), named.keys(), frameon=False, fontsize=10)
+    if columns > 1 and len(named) > 1:
+        shown = legend(title=title, title_fontsize=12, alignment="left", loc="outside upper left", ncols=columns)
+        shown.get_title().set_parse_math(False)
+        return
+    if columns == 1:
+        legend(loc="outside right center")
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left", parse_math=False)
 
 
 def _draw_line(axes: Any, line: Line, colour: Any, log_y: bool) -> None:
