@@ -13,6 +13,7 @@ from benchmarks import compare, report
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_worker_measures_an_update():
     sizes = {"num_envs": 16, "num_minibatches": 2, "num_steps": 8, "update_epochs": 3, "total_timesteps": 10**6}
     sizes |= {"env_id": "CartPole-v1", "hidden_sizes": [8], "plasticity_every": 0}

@@ -183,6 +183,7 @@ def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypat
     assert metrics_of(two) == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "differing, said",
     [
@@ -210,6 +211,7 @@ def test_a_process_counts_the_cores_that_it_is_bound_to(monkeypatch):
         assert devices._cores() == cores
 
 
+@pytest.mark.slow
 def test_no_cluster_is_answered_in_one_line():
     command = [sys.executable, "-c", MEET, "--distributed"]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60)

@@ -260,6 +260,7 @@ def test_a_folder_for_tensorboard_is_read_as_its_writer_left_it(tmp_path, capsys
     assert out.endswith(f"picture: {tmp_path}/run/{file.stem}.doctor.png\n")
 
 
+@pytest.mark.slow
 def test_a_run_that_looks_sick_says_so_once(tmp_path, capsys):
     """After a quarter of its updates, in one line that names the flag."""
     flags = "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --total-timesteps 8192 --hidden-sizes 8 --num-devices 1"

@@ -189,7 +189,10 @@ def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
 
 @pytest.mark.parametrize(
     "number, whole_group",
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, 2)],
+    [
+        (signal.SIGINT, True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((signal.SIGTERM, False), (signal.SIGHUP, 2))),
+    ],
     ids=["as on a terminal", "kill", "a closed terminal and its shell"],
 )
 def test_a_signal_ends_the_runs_and_they_save(number, whole_group):

@@ -169,6 +169,7 @@ def lines(path):
     return [{name: x for name, x in line.items() if name not in ("time", "charts/SPS")} for line in kept]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_each_chunk_has_its_own_environments():
     args = ppo.Args(**SMALL, env_id=COUNTING, total_timesteps=2 * 48, num_rollout_chunks=2)
     _, env, _, init, step, _, _ = ppo.build(args)

@@ -97,6 +97,7 @@ def shared(learner):
     return learner.params, learner.opt_state, learner.obs_stats, learner.return_stats
 
 
+@pytest.mark.slow
 def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(of_ewma, tmp_path):
     """With nothing learned, the proximal policy comes nearer by a factor of 9/10 in each of 16 minibatches."""
     flags = [*CARTPOLE.split(), *BASE.split(), "--com", 9, "--init-from", f"{of_ewma.path}@4", "--learning-rate", 1e-30]

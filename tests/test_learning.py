@@ -92,6 +92,7 @@ def stored(*runs):
     return {(run["row"], run["command"]): run for run in runs}
 
 
+@pytest.mark.slow
 def test_every_row_is_a_command_that_its_script_takes():
     """Parsing takes long: once for each script and choice of flags."""
     flags_of = lambda row: [word for word in row.flags.split() if word.startswith("--")]  # noqa: E731

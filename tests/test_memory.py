@@ -42,6 +42,7 @@ def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):
 FLAGS = dict(env_id="CartPole-v1", num_envs=768, num_steps=4, minibatch_size=None, total_timesteps=3072, num_devices=1)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_there_is_a_run(monkeypatch, tmp_path):
     """The chunks that it names have a part of every block."""
     sizes = dict(num_minibatches=48, hidden_sizes=(8,), layer_norm=False, num_eval_episodes=0)

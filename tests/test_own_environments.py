@@ -97,6 +97,7 @@ def error_of(env_id, kwargs=None):
 # Playing
 
 
+@pytest.mark.slow
 def test_the_shortest_way_is_learned(here, monkeypatch):
     """Three steps of -0.1, and 1 for the goal."""
     (here / "my_file.py").write_text(WALK)

@@ -69,6 +69,7 @@ def test_odd_lines_are_left_out(tmp_path):
     assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
 
 
+@pytest.mark.slow
 def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line(tmp_path):
     """The commands are in a process of their own but once in this one."""
     runs = [str(make_run(tmp_path, "a")), str(make_run(tmp_path, "bb", learning_rate=0.05))]

@@ -371,6 +371,7 @@ def test_the_loss_sees_each_transition_exactly_as_the_behaviour_policy_did(toy):
     np.testing.assert_allclose(t.log_prob.reshape(64), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_seeds_at_once_are_the_two_runs():
     one = Training(ppo, Noise(Discrete((3,))), ARGS)
     both = Training(ppo, Noise(Discrete((3,))), replace(ARGS, num_seeds=2, seed=5)).run(3)
@@ -381,6 +382,7 @@ def test_two_seeds_at_once_are_the_two_runs():
         leaves_close(jax.tree.map(lambda x, i=i: x[i], both[1]), metrics, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_chunks_differ_in_their_keys_and_share_their_observation_statistics():
     """Nothing is learned, so the ratio stays 1 if the loss normalises as the rollout did, in every chunk, by statistics
     that the update changes. Noise draws its observations from the keys of the steps."""
@@ -465,7 +467,7 @@ def learned(script, toy, observations, args):
     return training.network.apply(state.learner.params, jnp.array(observations))
 
 
-@pytest.mark.parametrize("script", [ppo, ppo_ewma], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("script", [ppo, pytest.param(ppo_ewma, marks=pytest.mark.slow)])
 def test_learns_the_best_policy_of_two_states_and_its_values_beyond_the_time_limit(script):
     """Episodes are cut after 5 steps, but the values are those of going on for ever: 5 and -0.5 + 0.8 * 5."""
     dist, value = learned(script, TwoStates(), np.eye(2), script.Args(**asdict(ARGS) | {"ent_coef": 0.0}))
@@ -473,6 +475,7 @@ def test_learns_the_best_policy_of_two_states_and_its_values_beyond_the_time_lim
     np.testing.assert_allclose(value, [3.5, 5.0], atol=0.15)
 
 
+@pytest.mark.slow
 def test_learns_to_aim():
     dist, value = learned(ppo, Aim(), [[1.0]], replace(ARGS, ent_coef=0.0))
     np.testing.assert_allclose(dist.mean, 0.5, atol=0.05)

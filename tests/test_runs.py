@@ -304,6 +304,7 @@ main(slow_train, Args)
 """
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_is_at_work_on_a_run(tmp_path):
     """Its end, however violent, ends the lock."""
     (tmp_path / "toy.py").write_text(TOY)

@@ -340,6 +340,7 @@ def test_ids_are_listed(suite):
     assert f"{envs.SUITES[suite]:<37}installed\n" in envs.listed([]) + "\n"
 
 
+@pytest.mark.slow
 def test_no_suite_is_imported_for_another():
     code = "import sys; from common import envs; envs.make('CartPole-v1', 1); envs.listed([])\n"
     others = {"kinetix", *envs.OPTIONAL.values()} - {"gymnasium"}  # which gymnax imports
