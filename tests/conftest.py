@@ -46,6 +46,12 @@ def on_devices(function: Any, number: int = 1, in_specs: Any = WHOLE, out_specs:
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
 
 
+def pytest_collection_modifyitems(items):
+    """What compiles for minutes first, so that none of it is alone at the end."""
+    first = ("test_sfl_kinetix", "test_kinetix", "test_fork", "test_suites", "test_distributed", "test_every_script")
+    items.sort(key=lambda item: item.path.stem not in first)
+
+
 def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 

@@ -759,18 +759,17 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_p
 
 @pytest.mark.slow
 def test_a_run_on_kinetix(tmp_path):
-    """From the search to the gifs, on eight devices."""
+    """From the search to the evaluation, on eight devices."""
     pytest.importorskip("kinetix")
     args = Args(
         network="permutation-invariant", num_envs=16, num_steps=8, num_minibatches=2, update_epochs=1, search_batch=16,
-        num_candidates=32, buffer_size=4, buffer_every=2, learnability_steps=64, total_timesteps=128 * 2,
-        plasticity_every=1, eval_sizes=("s",), num_eval_levels=0, num_eval_episodes=1, capture_video=True,
-        video_buffer_levels=1, runs_dir=str(tmp_path), run_name="run",
+        num_candidates=16, buffer_size=4, buffer_every=2, learnability_steps=64, total_timesteps=128 * 2,
+        plasticity_every=1, eval_sizes=("s",), num_eval_levels=0, num_eval_episodes=1, runs_dir=str(tmp_path),
+        run_name="run",
     )  # fmt: skip
     run = sfl_kinetix.train(args)
     search, first, second, evaluated = lines_of(run)
-    assert search["buffer/levels"] > 0 and search["search/levels"] <= 32
+    assert search["buffer/levels"] > 0 and search["search/levels"] <= 16
     assert 0 < first["outer/kl"] < 1 and second["plasticity/feature_rank"] > 1
     assert len([key for key in evaluated if key.startswith("levels/s/")]) == 3 * 10
-    assert {f.name for f in (run / "videos").iterdir()} == {"buffer-0.gif", "s-h0_weak_thrust.gif"}
     assert (run / "success_rates.png").exists()
