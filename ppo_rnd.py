@@ -285,15 +285,11 @@ def rollout(
         dist, value = policy(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
-        final_value = jax.lax.cond(
-            out.truncated.any(),
-            lambda: policy(out.final_obs)[1] * out.truncated[:, None],
-            lambda: jnp.zeros_like(value),
-        )
+        final_value = jax.lax.cond(out.truncated.any(), lambda: policy(out.final_obs)[1], lambda: jnp.zeros_like(value))
         novelty = prediction_error(args, behaviour.rnd, behaviour.rnd.predictor, out.final_obs)
         transition = Transition(
             *(pack(obs), pack(out.final_obs), action, dist.log_prob(action), value, novelty),
-            *(out.reward, out.terminated, out.truncated, final_value),
+            *(out.reward, out.terminated, out.truncated, final_value * out.truncated[:, None]),
         )
         return (env_state, out.obs), (transition, envs.episode_sums(out.episode))
 

@@ -455,9 +455,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, GRADIENT_PARTS * args.sequence_length, args.batch_size // 4))
-    sample_size = -(
-        -measured // (args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length)
-    )  # rounded up
+    parts = args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length
+    sample_size = -(-measured // parts)  # rounded up
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry

@@ -85,9 +85,8 @@ def seconds() -> None:
         ours, same, theirs = (np.median([learning.until(run["curve"], goal) for run in each]) for each in runs)
         rest = f"{same:.0f} with PureJaxRL's flags; PureJaxRL {theirs:.0f}"
         told.append(f"{goal} on {game} after {ours:.0f} s ({rest})")
-    print(
-        "- It passes [a return in training](docs/results.md#seconds-until-a-score) of", ",\n  of ".join(told), end="; "
-    )
+    print("- `ppo.py` passes [a return in training](docs/results.md#seconds-until-a-score) of", end=" ")
+    print(",\n  of ".join(told), end="; ")
     print(f"medians of {min(counts)} to {max(counts)} seeds, {cpu}.")
 
 
@@ -448,14 +447,15 @@ def paper_a(brief: bool = False) -> None:
         weak, good = (f"{ends[com]:,.0f}".replace("-", "−") for com in ("8", "4096"))
         print("- [Too large an outer step stops PPO early and low](docs/report.md#paper-as-figures-on-pendulum):")
         print(f"  on Pendulum COM 8 ends at {weak}, COM 4,096, a smaller step, at {good}. On a run that had", end=" ")
-        print("stopped,\n  a tenth of the learning rate helped; a larger COM did not. From the start,", end=" ")
-        of_com_8 = [run for run in drawn["7a"]["runs"].values() if "--com 8.0 " in run["command"]]
-        for number, text in (
-            (128, "128 environments\n  end at {} with COM 8"),
-            (8, ", 8 at {} after as many updates.\n"),
-        ):
-            (run,) = (run for run in of_com_8 if f"--num-envs {number} " in run["command"])
-            print(text.format(f"{np.mean(run['final']):,.0f}".replace("-", "−")), end="")
+        print("stopped,\n  a tenth of the learning rate helped; a larger COM did not. In as many updates,", end=" ")
+        weak = [run for run in drawn["7a"]["runs"].values() if "--com 8.0 " in run["command"]]
+        few, many = (
+            f"{np.mean(run['final']):,.0f}".replace("-", "−")
+            for number in (8, 128)
+            for run in weak
+            if f"--num-envs {number} " in run["command"]
+        )
+        print(f"so 16 × the steps,\n  128 environments end at {many} with COM 8, 8 environments at {few}.")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
           [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
