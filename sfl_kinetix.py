@@ -668,7 +668,7 @@ def train(args: Args) -> Path:
     fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
     compiled = programs.init, programs.update, keys, partial(fresh_levels, 1)
     run, state, step = Run.start(args, __file__, player, *compiled, same=SAME, may_lack="proximal")
-    fresh = fresh_levels(run.done + 1)
+    fresh = None
     with run:
         for index in run.updates():
             if args.buffer_share and (index - 1) % args.buffer_every == 0:
@@ -677,7 +677,7 @@ def train(args: Args) -> Path:
                 if run.interrupted:  # it searches again when it is resumed
                     run.save_if_due(index - 1, state)
                     break
-            if (index - 1) % turns == 0:
+            if fresh is None or (index - 1) % turns == 0:
                 fresh = fresh_levels(index)
             state, metrics, sample = step(state, fresh)
             run.record(index, state, metrics, programs.measure, sample)

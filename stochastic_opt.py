@@ -232,7 +232,7 @@ def train(args: Args) -> Path:
     state = jax.jit(jax.vmap(lambda key: init_state(args, key)))(keys)
     run = Run(args, __file__)
     state = run.restore(state)
-    step = run.compile(jax.jit(jax.vmap(lambda state: update(args, state)), donate_argnums=0), state)
+    step = jax.jit(jax.vmap(lambda state: update(args, state)), donate_argnums=0).lower(state).compile()
     with run:
         for index in run.updates():
             state, metrics = step(state)

@@ -288,7 +288,9 @@ def parse(kind: type, description: str, words: list[str] | None = None) -> Any:
     names = {word.split("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
     chosen = frozenset(name for name in values if names & {name, f"no_{name}"})
     if values.get("resume") or values.get("evaluate"):
-        args = kind()  # what was chosen is checked together with the flags of the run that it names (folder.settle)
+        # The other flags are checked together with those of the run that it names (folder.settle).
+        early = ("resume", "evaluate", "init_from", "distributed", *BY_HAND)
+        args = kind(**{name: values[name] for name in chosen if name in early})
         for name in chosen:
             object.__setattr__(args, name, values[name])
         check(args)

@@ -235,7 +235,6 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "wandb_id": uuid.uuid4().hex[:8],
         "steps_before": _steps_before(args),
-        "notes": {},
     }
 
 

@@ -40,14 +40,16 @@ def cgroup_limit(root: Path = Path("/")) -> float:
     return min(limits)
 
 
-def compile_update(init: Any, step: Any, keys: jax.Array, *more: Any) -> tuple[Any, Any]:
-    """Compile init(keys) -> state and step(state, *more), both jitted, without making a state. -> both."""
+def compile_update(init: Any, step: Any, keys: jax.Array, *more: Any) -> tuple[Any, Any, Any]:
+    """Compile init(keys) -> state and step(state, *more), both jitted, without making a state. -> both, and the state's
+    shapes with their shardings."""
     shapes = jax.eval_shape(init, keys)
     init = init.lower(keys).compile()
     of = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-    step = step.lower(jax.tree.map(of, shapes, init.output_shardings), *more).compile()
+    like = jax.tree.map(of, shapes, init.output_shardings)
+    step = step.lower(like, *more).compile()
     give_back()
-    return init, step
+    return init, step, like
 
 
 def give_back() -> None:

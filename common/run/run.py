@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from common import envs
 from common.run import checkpoints, devices, folder, memory, plots
 from common.run.arguments import UsageError, apply_scaling, describe
 from common.run.checkpoints import checkpoint_updates, first_line
@@ -78,15 +79,16 @@ class Run:
         if jax.process_index() == 0:
             say("compiling ...")
         began, run = time.perf_counter(), cls(args, script, player) if args.resume else None
-        init, step = memory.compile_update(init, step, keys, *(make() for make in more))
+        init, step, like = memory.compile_update(init, step, keys, *(make() for make in more))
         seconds = round(time.perf_counter() - began, 1)
         memory.check(args, step)
-        state = init(keys)
+        # With a new state beside the one that it reads, --resume would need twice the memory.
+        state = like if args.resume and not envs.on_host(args.env_id) else init(keys)
         if loaded is not None:
             state = state._replace(learner=checkpoints.take_over(args, state.learner, loaded, may_lack))
         run = run or cls(args, script, player)
         run._state = state = run.restore(state)
-        run.note("compile_s", seconds)
+        run.compile_s = seconds
         return run, state, step
 
     @classmethod
@@ -120,23 +122,16 @@ class Run:
         self._busy = 0.0  # seconds that the updates in _rows took
         self._offset, self._clock = 0.0, time.perf_counter()
         self._born, self._shown = self._clock, {}
+        self.compile_s: float | None = None  # seconds that compiling the update took, here and now
         self._script = script
         opened = devices.together(lambda: folder.open_record(self.path, args, script) if self.is_main else (None, None))
         self._record, self._lock = opened
-
-    def note(self, key: str, value: Any) -> None:
-        """Record a fact about the run (compile_s, ...) in args.json and in the summary."""
-        if self.is_main:
-            self._record.setdefault("notes", {})[key] = value
-            self.guard("args.json", lambda: folder.write_json(self.path / "args.json", self._record))
 
     def restore(self, state: Any) -> Any:
         """The state in the newest intact checkpoint if --resume is given, else `state`. Environments on the host are
         no part of a checkpoint: theirs are the new episodes of `state`."""
         if not self.args.resume:
             return state
-        from common import envs
-
         updates = checkpoint_updates(self.checkpoints)
         restored, update = checkpoints.restore_newest(self.path, updates, state, f"--resume {self.path}", partial=False)
         note = ""
@@ -247,7 +242,8 @@ class Run:
         if self._player is not None:
             self.evaluate_if_due(update, self._player, state.learner)
         if self.is_main and update == int(LOOK * self.num_updates) >= LOOK_FROM:
-            self._look()
+            with self.aside():
+                self._look()
 
     def _look(self) -> None:
         """Say once if the run looks sick, as doctor.py would. What it cannot read costs no run."""
@@ -436,13 +432,6 @@ class Run:
         self._clock = time.perf_counter()
         return metrics | measured
 
-    def compile(self, function: Any, *args: Any) -> Any:
-        """Compile a jitted function for these arguments; record how long it took."""
-        began = time.perf_counter()
-        compiled = function.lower(*args).compile()
-        self.note("compile_s", round(time.perf_counter() - began, 1))
-        return compiled
-
     def finish(self) -> Path:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, else
         with 1 if its last checkpoint or evaluation failed. -> the run's folder."""
@@ -475,7 +464,7 @@ class Run:
             "not_finite_since_update": self._not_finite,
             **plots.summarize(self.path),
             "wall_s": round(self._offset + time.perf_counter() - self._born, 1),
-            **self._record.get("notes", {}),
+            "compile_s": self.compile_s,
             "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
             "peak_device_bytes": max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None,
         }

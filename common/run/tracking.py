@@ -89,7 +89,7 @@ class Tracker:
     def __init__(self, args: Any, record: dict[str, Any], path: Path):
         settings = {name: getattr(args, f"wandb_{name}") for name in ("entity", "group", "tags", "job_type", "mode")}
         settings |= {"project": args.wandb_project_name, "dir": str(path), "id": record["wandb_id"], "name": path.name}
-        settings["config"] = {**record["args"], **{k: v for k, v in record.items() if k not in ("args", "notes")}}
+        settings["config"] = {**record["args"], **{k: v for k, v in record.items() if k != "args"}}
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
         self._thread.start()
