@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppo
 from benchmarks import learning, report
 from common.run import arguments, plots
+from common.run.tracking import say
 from experiments import effects, grid
 from experiments.references import REFERENCES, reference_score
 
@@ -169,12 +170,12 @@ def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str,
     return found
 
 
-def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str]:
-    """The games on which no arm ends high enough for the experiment to say anything; none before all arms have run."""
-    if not all(values for by_game in found.values() for values in by_game.values()):
-        return []
-    best = {game: max(np.mean([*by_game[game].values()]) for by_game in found.values()) for game in GAMES}
-    return [game for game in GAMES if best[game] <= GATE[game]]
+def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str] | None:
+    """The games on which no arm ends high enough for the experiment to say anything. None: an arm is still to run that
+    might."""
+    ends = {game: [np.mean([*arm[game].values()]) for arm in found.values() if arm[game]] for game in GAMES}
+    failed = [game for game in GAMES if max(ends[game], default=0) <= GATE[game]]
+    return failed if not failed or all(len(of) == len(found) for of in ends.values()) else None
 
 
 def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple[float, float] | None) -> str:
@@ -236,10 +237,6 @@ def draw(found: dict[str, Any], path: Path) -> None:
     report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(args: Args) -> None:
     results = Results(args)
     if args.list:
@@ -256,13 +253,7 @@ def main(args: Args) -> None:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
         return
     if "test" in args.stages:
-        for cell in cells:
-            if cell.name not in results.runs and grid.state(cell, args.runs_dir) == "finished":
-                results.keep(cell)
-        left = [cell for cell in cells if cell.name not in results.runs]
-        failed = grid.run_missing(left, args.runs_dir, args.workers or grid.cores_or_one(), say, results.keep)
-        if failed:
-            raise SystemExit("\n".join(f"failed: {line}" for line in failed))
+        grid.complete(cells, results.runs, args.runs_dir, args.workers, say, results.keep)
     if results.runs:
         draw(vars(results), args.out.with_suffix(".png"))
 

@@ -32,6 +32,7 @@ from benchmarks.tasks import CLASSIC
 from clinic import advice, diagnosis, levers, usual
 from common.run import arguments
 from common.run.arguments import UsageError
+from common.run.tracking import say
 from experiments import grid
 from experiments.references import reference_score
 from tuning.report import as_flags
@@ -226,10 +227,9 @@ class Results:
 
     def __init__(self, args: Args):
         self.args, self.folder = args, args.runs_dir
-        self.runs: dict[str, float | None] = {}
-        self.cases: list[dict[str, Any]] = []
-        if args.out.exists():
-            self.runs = json.loads(args.out.read_text())["runs"]
+        known = json.loads(args.out.read_text()) if args.out.exists() else {}
+        self.runs: dict[str, float | None] = known.get("runs", {})
+        self.cases: list[dict[str, Any]] = known.get("cases", [])
 
     def write(self) -> None:
         report.write(self.args.out, report.record(runs=dict(sorted(self.runs.items())), cases=self.cases))
@@ -245,19 +245,8 @@ class Results:
         value = self.runs[cell.name]
         return 0.0 if value is None else reference_score(env_id, value)
 
-    def run(self, cells: list[grid.Cell], say: Callable[[str], None]) -> None:
-        missing = {cell.name: cell for cell in cells if cell.name not in self.runs}
-        for cell in missing.values():
-            if grid.state(cell, self.folder) == "finished":
-                self.keep(cell)
-        left = [cell for name, cell in missing.items() if name not in self.runs]
-        failed = grid.run_missing(left, self.folder, self.args.workers or grid.cores_or_one(), say, self.keep)
-        if failed:
-            raise SystemExit("\n".join(f"failed: {line}" for line in failed))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    def run(self, cells: list[grid.Cell]) -> None:
+        grid.complete(cells, self.runs, self.folder, self.args.workers, say, self.keep)
 
 
 def main(args: Args) -> None:
@@ -270,7 +259,7 @@ def main(args: Args) -> None:
         for case in cases:
             print(case.name, shlex.join(grid.command(case.cell, args.runs_dir)), sep=": ")
         return
-    results.run(everything, say)
+    results.run(everything)
     # The doctor reads their logs, which may have been left on another machine.
     again = [cell for cell in everything if grid.state(cell, args.runs_dir) != "finished"]
     grid.run_missing(again, args.runs_dir, args.workers or grid.cores_or_one(), say)
@@ -294,19 +283,21 @@ def main(args: Args) -> None:
 
     for _ in range(TRIES):
         steps = [outcome(case, plan[name]) for case, plan in plans.items() for name in plan if name in args.columns]
-        results.run([cell for _, cell in steps if cell], say)
+        results.run([cell for _, cell in steps if cell])
 
+    told_of = {case["run"]: case for case in results.cases}
     for task, cells in controls.items():
         for cell in cells:
             found, tries = advised(cell, args.runs_dir)
             told = {"task": task, "run": cell.name, "share": share(cell, task)}
-            results.cases.append(told | {"label": found.label, "advice": tries[0].kind})
+            told_of[cell.name] = told | {"label": found.label, "advice": tries[0].kind}
     for case, plan in plans.items():
         found, tries = advised(case.cell, args.runs_dir)
         told = {"task": case.task, "change": case.change, "run": case.cell.name, "share": share(case.cell, case.task)}
         told |= {"label": found.label, "advice": tries[0].kind, "why": tries[0].why}
         ended = {name: outcome(case, cells) for name, cells in plan.items()}
-        results.cases.append(told | {name: shares for name, (shares, missing) in ended.items() if not missing})
+        told_of[case.cell.name] = told | {name: shares for name, (shares, missing) in ended.items() if not missing}
+    results.cases = list(told_of.values())
     for case in results.cases:
         print(*(f"{value:.2f}" if isinstance(value, float) else value for value in case.values()), sep=" | ")
     results.write()

@@ -110,6 +110,19 @@ def with_sources(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(found.values(), key=lambda cell: cell.depth)
 
 
+def complete(
+    cells: Sequence[Cell], known: dict[str, Any], folder: Path, jobs: int | None, say: Say, keep: Then
+) -> None:
+    """Run the cells that `known` has not by their names; keep(cell) is called for each that is finished, also for those
+    that were before. SystemExit if one fails. jobs: None is one for each core."""
+    for cell in cells:
+        if cell.name not in known and state(cell, folder) == "finished":
+            keep(cell)
+    left = [cell for cell in cells if cell.name not in known]
+    if failed := run_missing(left, folder, jobs or cores_or_one(), say, keep):
+        raise SystemExit("\n".join(f"failed: {line}" for line in failed))
+
+
 def run_missing(cells: Sequence[Cell], folder: Path, jobs: int, say: Say, then: Then = lambda cell: None) -> list[str]:
     """Runs the unfinished cells, `jobs` at a time, each with its share of the cores. A run's output goes to NAME.log
     beside its folder. What starts from a run that is in progress, here or in another process, waits for it. Ctrl-C or
