@@ -135,8 +135,8 @@ def changing(path: Path) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
 
 
 def make_curve(folder: Path) -> list[list[float]]:
-    """Steps, seconds and return in training (None if no episode ended) at up to POINTS times. Seconds are those of
-    training, without imports and compiling."""
+    """Steps, seconds and return in training (None if no episode ended) at up to POINTS times. Seconds begin with the
+    first update, so without imports and compiling it; a run that was resumed has its second compiling inside."""
     lines = [line for line in plots.read_lines(folder) if line.get("charts/SPS")]
     before = lines[0]["time"] - lines[0]["global_step"] / lines[0]["charts/SPS"]
     points = []
@@ -226,8 +226,9 @@ def runs_of(row: Row, stored: dict[tuple[str, str], dict[str, Any]]) -> list[dic
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % t-interval (NaN of one value)."""
-    return tuple(map(float, plots.mean_and_ci(np.array(values, np.float64))))
+    """Mean, and half the width of its 95 % t-interval (NaN of one or two values)."""
+    mean, width = map(float, plots.mean_and_ci(np.array(values, np.float64)))
+    return mean, width if len(values) >= effects.FEWEST else float("nan")
 
 
 def until(curve: Sequence[Sequence[float]], goal: float) -> float:
@@ -359,15 +360,16 @@ Returns of trained policies, not of training: 128 episodes at the end of each ru
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
-the row were one process with `--num-seeds`, and eight such shared the GPU. [On Breakout](scaling.md#on-a-gpu) a GPU
-ended lower than CPUs; two other games show no difference. Where a seed was run on both, the CPU's run counts.
+the row were one process with `--num-seeds`, and eight such shared an H100. There, in TF32,
+[Breakout ended lower than on CPUs](scaling.md#on-a-gpu); on two other games five seeds show no difference. Where a seed
+was run on both, the CPU's run counts.
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
-[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. The verdict is on
-our sampled actions, which mostly score less; published scores are of most probable actions, for which we have a column.
-"Reached": our mean is not lower, though the seeds may allow a lower one. "Below, within the interval": it is lower, and
-the seeds allow an equal one; **below**: they do not. Of games in {braces} a command takes one."""
+[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. We judge sampled actions, although published
+scores are of the most probable ones, which mostly score higher (a column of their own). "Reached": our mean is at least
+the reference; its interval may include lower values. "Below, within the interval": the mean is lower, and the interval
+includes the reference; **below**: it does not. Of games in {braces} a command takes one."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:

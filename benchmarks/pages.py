@@ -14,6 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import figures
+import ppo
+from benchmarks import arms as study, tasks
+from benchmarks.arms import ARMS, CLAIMS, GAMES
+from clinic.advice import HEALED
+from common.run import plots
+from experiments import effects, paper_a as source
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
@@ -38,6 +49,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     print("\n".join([shown[0], "|---" * len(head) + "|", *shown[1:]]).replace("|  |", "| |").replace("|  |", "| |"))
 
 
+def signed(estimate: float, low: float, high: float, digits: int = 0) -> str:
+    """An effect with its interval."""
+    return f"{estimate:+,.{digits}f} ({low:+,.{digits}f} to {high:+,.{digits}f})".replace("-", "−")
+
+
 def measured(found: dict[str, Any], more: str = "") -> None:
     """A line below a table: where and when it was measured."""
     machine = found["hardware"] if "hardware" in found else found["devices"]
@@ -47,10 +63,6 @@ def measured(found: dict[str, Any], more: str = "") -> None:
 
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks import tasks
-    from common.run import plots
-
     of: dict[str, list[dict[str, Any]]] = {}
     for run in read("learning")["runs"]:
         of.setdefault(run["row"], []).append(run)
@@ -62,6 +74,8 @@ def learning() -> None:
             alone = of["headline"]
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
+            typed = [np.mean(x["sampled"]) for x in read("gpu")["ten_seeds"]["calls"] if x["how"] == "as typed"]
+            how.append(f"[on an H100](docs/scaling.md#on-a-gpu) {' and '.join(f'{x:.0f}' for x in typed)}")
         if on_gpu := sum("together" in run for run in found):
             how.append(f"{on_gpu} of them on an H100")
         mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
@@ -71,32 +85,8 @@ def learning() -> None:
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
-def seconds() -> None:
-    """A sentence: seconds to a score, of ppo.py and of PureJaxRL's, on one machine."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks import learning, tasks
-
-    stored, told, counts = learning.read(ROOT / "results/learning.json"), [], []
-    for game, default in (("Breakout", "headline"), ("SpaceInvaders", "headline_spaceinvaders")):
-        names = default, f"seconds_{game.lower()}_ours", f"seconds_{game.lower()}_peer"
-        runs, goal = [learning.runs_of(tasks.TABLE[name], stored) for name in names], tasks.GOALS[game][0]
-        counts += map(len, runs)
-        (cpu,) = {run["machine"]["cpu"] for each in runs for run in each}
-        ours, same, theirs = (np.median([learning.until(run["curve"], goal) for run in each]) for each in runs)
-        rest = f"{same:.0f} with PureJaxRL's flags; PureJaxRL {theirs:.0f}"
-        told.append(f"{goal} on {game} after {ours:.0f} s ({rest})")
-    print("- `ppo.py` passes [a return in training](docs/results.md#seconds-until-a-score) of", end=" ")
-    print(",\n  of ".join(told), end="; ")
-    print(f"medians of {min(counts)} to {max(counts)} seeds, {cpu}.")
-
-
-def environments(brief: bool = False) -> None:
-    """Return by the number of environments, and the effect of 2,048 in place of 64. brief: only a sentence."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks import tasks
-    from common.run import plots
-    from experiments import effects
-
+def environments() -> None:
+    """Return by the number of environments, and the effect of 2,048 in place of 64."""
     sizes, found = (64, 512, 2048, 8192), {}
     on_gpu = set()
     for run in read("learning")["runs"]:
@@ -108,7 +98,7 @@ def environments(brief: bool = False) -> None:
     for game in asked:
         effect = effects.difference("", of[game][2048], of[game][64], level=level)
         said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
-        gaps.append(f"{effect.estimate:+.0f} ({effect.low:+.0f} to {effect.high:+.0f})".replace("-", "−"))
+        gaps.append(signed(effect.estimate, effect.low, effect.high))
         mark = lambda n, game=game: "†" * (f"{game.lower()}_ppo_{n}" in on_gpu)  # noqa: E731
         cells = [
             "{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) + mark(n) if len(x) else "–"
@@ -116,13 +106,6 @@ def environments(brief: bool = False) -> None:
         ]
         rows.append([game, *cells, gaps[-1]])
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
-    if brief:
-        by_game = ", ".join(map(" ".join, zip(asked, gaps, strict=True)))
-        print(
-            "- [2,048 environments less 64](docs/report.md#one-set-of-flags-for-all), as many steps, flags tuned with"
-        )
-        print(f"  2,048: {by_game}: {verdict}.")
-        return
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
     print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
     print("† Some or all seeds on [a GPU](scaling.md#on-a-gpu).", end=" ")
@@ -132,15 +115,8 @@ def environments(brief: bool = False) -> None:
 
 def arms(brief: bool = False) -> None:
     """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims. brief: only a sentence."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from benchmarks import arms as study
-    from benchmarks.arms import ARMS, CLAIMS, GAMES
-    from common.run import plots
-    from experiments import effects
-
     found, asked = read("arms"), study.Args()
     named = lambda arm: "{:,} × {:,}".format(*ARMS[arm][:2])  # noqa: E731
-    signed = lambda found: "{:+.2f} ({:+.2f} to {:+.2f})".format(*found).replace("-", "−")  # noqa: E731
     runs = study.returns(found)
     scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
     failed = study.fails_gate(runs)
@@ -154,10 +130,10 @@ def arms(brief: bool = False) -> None:
         _, low, high = of["interquartile mean"]
         verdict = study.judged(low, high, *margin) if seeds >= asked.seeds else f"open ({seeds} of {asked.seeds} seeds)"
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
-        claims.append([number, what, claim, *map(signed, of.values()), verdict])
-        told.append(f"{what}: {signed(of['interquartile mean'])}. {claim.capitalize()}: {verdict}.")
+        claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
+        told.append(f"{what}: {signed(*of['interquartile mean'], digits=2)}. {claim.capitalize()}: {verdict}.")
     if brief:
-        print("- [Environments × steps per update, flags from 12 trials each](docs/report.md), published score 1:")
+        print("- [Environments × steps per update](docs/report.md), flags from 12 trials each, scores (1: published):")
         print(f"  {' '.join(told) or 'not run yet.'}")
         return
 
@@ -194,13 +170,11 @@ def arms(brief: bool = False) -> None:
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     table(["N × K", *games, "score (interquartile mean)", "mean"], rows)
     print("\nReturns: mean ± half the 95 % interval (seeds).", end=" ")
-    passed = f"fails on {', '.join(failed)}" if failed else "is passed"
-    print(f"The gate {passed}.\n" if all(map(len, scores.values())) else "The gate waits for all arms.\n")
+    gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
+    print(f"The gate {gate}.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
-    print(
-        "\n97.5 % intervals. The rules judge the first, a bootstrap; with so few seeds it is about a fifth too narrow,"
-    )
-    print("and the others, Welch's, are not.")
+    print("\n97.5 % intervals. The verdict is that of the first, a bootstrap, about a fifth too narrow with six seeds;")
+    print("the others are Welch's.")
     measured(found)
 
 
@@ -211,9 +185,6 @@ def found_flags(found: dict[str, Any]) -> list[str]:
 
 def pilots() -> None:
     """The runs of 10M steps with which the defaults were chosen, by the flags that they change."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    import ppo
-
     default, numbers = vars(ppo.Args()), ["num_envs", "num_steps", "update_epochs", "minibatch_size", "learning_rate"]
     numbers += ["gae_lambda", "gamma", "ent_coef"]
     said = {"clip_vloss": "--clip-vloss", "layer_norm": "--no-layer-norm", "anneal_ent": "--no-anneal-ent"}
@@ -258,10 +229,6 @@ def gpu(brief: bool = False) -> None:
     rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from common.run import plots
-    from experiments import effects
-
     on_cpu = lambda game: np.array(  # noqa: E731
         [
             run["sampled"]
@@ -272,35 +239,32 @@ def gpu(brief: bool = False) -> None:
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
     cpu, typed = on_cpu("Breakout"), []
-    welch = lambda x, y: effects.difference("", np.array(x), y)  # noqa: E731
-    signed = lambda x: f"{x.estimate:+.0f} ({x.low:+.0f} to {x.high:+.0f})".replace("-", "−")  # noqa: E731
+
+    def welch(x: Sequence[float], y: np.ndarray) -> str:
+        effect = effects.difference("", np.array(x), y)
+        return signed(effect.estimate, effect.low, effect.high)
+
     for call in ten["calls"]:
         typed += call["sampled"] * (call["how"] == "as typed")
         speed = f"{call['steps_per_second'] / 1e6:.1f}M" if "steps_per_second" in call else "–"
         seconds = f"{call['seconds']:.0f}" if "seconds" in call else "–"
         worst = f"{min(call['sampled']):.0f}"
         row = [f"H100, {'as typed' if call['how'] == 'as typed' else 'full float32'}, {call['date']}"]
-        rows.append([*row, said(call["sampled"]), worst, signed(welch(call["sampled"], cpu)), speed, seconds])
+        rows.append([*row, said(call["sampled"]), worst, welch(call["sampled"], cpu), speed, seconds])
     rows.append(["CPUs, a process for each seed", said(cpu), f"{cpu.min():.0f}", "", "", ""])
     less = "less the CPUs' (Welch, 95 %)"
     table(["Breakout, seeds 0 to 9", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
-    print(f"\nBoth calls as typed together less the CPUs': {signed(welch(typed, cpu))}.", end=" ")
-    again = (f"{game} {signed(welch(x, on_cpu(game)))}" for game, x in found["repeated"].items())
+    print(f"\nBoth calls as typed, pooled, less the CPUs': {welch(typed, cpu)}.", end=" ")
+    again = (f"{game} {welch(x, on_cpu(game))}" for game, x in found["repeated"].items())
     print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
     print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
     print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
-    shared = found["shared"]
-    print(
-        f"\n{shared['processes']} processes at a time with {shared['seeds']} seeds each made "
-        f"{shared['steps_per_second'] / 1e6:.0f}M steps per second in all, beside runs on the machine's CPU cores."
-    )
 
 
 def pause() -> None:
     """How long runs on Breakout take from a return of 20 to one of 32."""
     runs: dict[str, list[list[tuple[int, float]]]] = {}
-    shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 512, 2048, 8192)}
-    shown |= {"breakout_ppo_ewma": "`ppo_ewma.py`, N = 2,048"}
+    shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 2048, 8192)}
     same = "same_flags_breakout_10M"
     shown |= {f"{same}_peer": "PureJaxRL's `ppo.py`, N = 64", f"{same}_ours": "`ppo.py` with its flags, N = 64"}
     for run in read("learning")["runs"]:
@@ -417,23 +381,8 @@ def search() -> None:
     measured(both[0])
 
 
-def estimators() -> None:
-    """What each estimator of learnability selects."""
-    found = read("estimators")
-    each = []
-    for name, x in found["found"].items():
-        claimed = f", {x['estimate']:.3f} by its own estimate" if x.get("estimate") is not None else ""
-        each.append(f"{x['learnability']:.3f} ± {x['ci95']:.3f} ({name}{claimed})")
-    print(f"{'; '.join(each)}.")
-    measured(found, ", means over levels with 95 % intervals")
-
-
 def paper_a(brief: bool = False) -> None:
-    """The figures of paper A on Pendulum that were run: verdicts and effects. brief: only how two COMs end."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    import figures
-    from experiments import paper_a as source
-
+    """The figures of paper A on Pendulum that were run: verdicts. brief: only how two COMs end."""
     drawn = {}
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
@@ -445,79 +394,60 @@ def paper_a(brief: bool = False) -> None:
     coms = sorted(ends, key=float)
     if brief:
         weak, good = (f"{ends[com]:,.0f}".replace("-", "−") for com in ("8", "4096"))
-        print("- [Too large an outer step stops PPO early and low](docs/report.md#paper-as-figures-on-pendulum):")
-        print(f"  on Pendulum COM 8 ends at {weak}, COM 4,096, a smaller step, at {good}. On a run that had", end=" ")
-        print("stopped,\n  a tenth of the learning rate helped; a larger COM did not. In as many updates,", end=" ")
-        weak = [run for run in drawn["7a"]["runs"].values() if "--com 8.0 " in run["command"]]
-        few, many = (
-            f"{np.mean(run['final']):,.0f}".replace("-", "−")
-            for number in (8, 128)
-            for run in weak
-            if f"--num-envs {number} " in run["command"]
-        )
-        print(f"so 16 × the steps,\n  128 environments end at {many} with COM 8, 8 environments at {few}.")
+        print("- [With too large an outer step PPO ends low](docs/report.md#paper-as-figures-on-pendulum): on Pendulum")
+        print(f"  COM 8 ends at {weak}, COM 4,096, a smaller step, at {good}. Seen afterwards: after as many steps")
+        print(f"  with 128 environments in place of 32 COM 8 is at {at_equal_steps()[8, 128][0]}; changed", end=" ")
+        print("half-way, a larger\n  COM made runs far worse, a tenth of the learning rate better.")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
           [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
     print()
-    rows, before = [], set()
-    for name, found in drawn.items():
-        of = {}
-        for effect in found["effects"]:
-            if effect["outcome"] != "reported" and effect["what"] not in before:
-                of.setdefault(effect["what"], []).append(effect)
-        before |= of.keys()
-        each = []
-        for what, sides in of.items():
-            outcome = next((x["outcome"] for x in sides if x["outcome"] != "holds"), "")
-            wanted = " and ".join(map(limit, sides))
-            each.append(f"{what}: {interval(sides[0])}, {wanted}" + f", **{outcome}**" * bool(outcome))
-        rows.append([name, found["claim"], f"**{found['verdict']}**", "<br>".join(each)])
-    table(["figure", "the paper's claim", "", "effect (95 % interval), and what the claim says of it"], rows)
+    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     runs = [run for found in drawn.values() for run in found["runs"].values()]
     seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
-    print(f"\nAn effect stands only in the first row that rests on it. {seeds} seeds; one core ({machines}),", end=" ")
-    print(f"{drawn['1a']['drawn']}.")
+    print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
+
+
+def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
+    """{(COM, N): return in training after 2M steps, half of its 95 % interval}, of figures 1a and 7a."""
+    of = {}
+    for name in ("1a", "7a"):
+        for run in read(f"fig_{name}")["runs"].values():
+            words, curve = run["command"].split(), run["curve"]
+            com, number = (int(float(words[words.index(flag) + 1])) for flag in ("--com", "--num-envs"))
+            point = int(np.argmin(np.abs(np.array(curve["step"]) - 2_048_000)))
+            if curve["step"][-1] > 2e6:
+                values = curve["mean"][point], curve["ci95"][point]
+                of[com, number] = tuple(f"{x:,.0f}".replace("-", "−") for x in values)
+    return of
+
+
+def equal_steps() -> None:
+    """What 32 and 128 environments reach in as many steps."""
+    of = at_equal_steps()
+    rows = ([f"{com:,}", *("{} ± {}".format(*of[com, number]) for number in (32, 128))] for com in (8, 4096, 32768))
+    table(["`--com`", "32 environments", "128 environments"], rows)
 
 
 def branches() -> None:
     """What was tried afterwards on runs that stood still on Pendulum."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from experiments import effects
-
     found, rows, controls = read("branches")["branches"], [], ("COM 8", "COM 64")
     for name, of in found.items():
         ends, control = of["last_tenth"], next(c for c in controls if c == name.partition(",")[0])
         gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
-        told = "" if name == control else f"{gain.estimate:+,.0f} ({gain.low:+,.0f} to {gain.high:+,.0f})"
+        told = "" if name == control else signed(gain.estimate, gain.low, gain.high)
         kls = [np.median(ends[key]) for key in ("kl", "proximal_kl")]
         rows.append(
             [name, f"{np.mean(ends['return']):,.0f}", told, *(f"{x:,.0f}" if x > 9 else f"{x:.2g}" for x in kls)]
         )
     rows = [[cell.replace("-", "−") if i else cell for i, cell in enumerate(row)] for row in rows]
     kls = "`outer/kl`, median", "`ewma/kl`, median"
-    table(["from half-way on", "return at the end", "less unchanged, seed by seed (95 %)", *kls], rows)
-
-
-def interval(effect: dict[str, Any]) -> str:
-    """An effect with its interval, to two digits."""
-    if effect["low"] is None:
-        return f"{effect['estimate']:+.2f} (no interval)".replace("-", "−")
-    return f"{effect['estimate']:+.2f} ({effect['low']:+.2f} to {effect['high']:+.2f})".replace("-", "−")
-
-
-def limit(effect: dict[str, Any]) -> str:
-    """Where a claim says that an effect lies."""
-    sign, of = (">", effect["above"]) if effect["above"] is not None else ("<", effect["below"])
-    return f"{sign} {of:.2g}".replace("-", "−")
+    table(["from half-way on", "return at the end", "less the unchanged branch, paired by seed (95 %)", *kls], rows)
 
 
 def bowl() -> None:
     """Where gradient descent on the bowl ends, beside the theory."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from common.run import plots
-
     rows = []
     for run in read("fig_1b")["runs"].values():
         rate = run["command"].partition("--learning-rate ")[2].split()[0]
@@ -529,10 +459,6 @@ def bowl() -> None:
 
 def cures(brief: bool = False) -> None:
     """Shares of sick runs that each treatment healed, and of healthy runs left alone. brief: only a sentence."""
-    sys.path.insert(0, str(ROOT))  # cog resets the path after each page
-    from scipy import stats
-
-    from clinic.advice import HEALED
 
     found = read("cures")
     sick = [case for case in found["cases"] if "change" in case]
@@ -555,7 +481,7 @@ def cures(brief: bool = False) -> None:
     def less(column: str, tries: int) -> str:
         gap = healed("doctor", tries) * 1.0 - healed(column, tries)
         low, high = np.quantile(gap[draws].mean(1), (0.025, 0.975))
-        return f"{100 * gap.mean():+.0f} ({100 * low:+.0f} to {100 * high:+.0f})".replace("-", "−")
+        return signed(100 * gap.mean(), 100 * low, 100 * high)
 
     if brief:
         rivals = "; ".join(f"{name}: {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)

@@ -61,6 +61,42 @@ def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
         figure.savefig(out, dpi=110)
 
 
+def forest(figures: dict[str, dict[str, Any]], out: Path | str) -> None:
+    """Draws the effects of figures, {name: its summary}, each with its interval over where the claim wants it."""
+    from matplotlib.figure import Figure
+
+    rows = []  # top to bottom: figure, what, the entries that it has (two where a claim wants it between two bounds)
+    for name, summary in figures.items():
+        of: dict[str, list[dict[str, Any]]] = {}
+        for effect in summary["effects"]:
+            if effect["low"] is not None and effect["outcome"] != "reported":
+                of.setdefault(effect["what"], []).append(effect)
+        rows += [(name, what, sides) for what, sides in of.items()]
+    figure = Figure(figsize=(9, 1.3 + 0.26 * len(rows)), layout="constrained")
+    axes, left, right = figure.add_subplot(), [], []
+    low, high = min(s[0]["low"] for *_, s in rows) - 0.1, max(s[0]["high"] for *_, s in rows) + 0.1
+    for y, (name, what, sides) in enumerate(rows):
+        above = max([low, *(s["above"] for s in sides if s["above"] is not None)])
+        below = min([high, *(s["below"] for s in sides if s["below"] is not None)])
+        axes.fill_betweenx((y - 0.45, y + 0.45), above, below, color=plots.COLOURS[2], alpha=0.18, linewidth=0)
+        outcome = next((s["outcome"] for s in sides if s["outcome"] != "holds"), "holds")
+        colour = {"holds": plots.COLOURS[2], "does not hold": plots.COLOURS[1]}.get(outcome, "#555555")
+        axes.plot([sides[0]["low"], sides[0]["high"]], [y, y], color=colour, linewidth=2)
+        axes.plot(sides[0]["estimate"], y, "o", color=colour, markersize=5)
+        first = y == 0 or rows[y - 1][0] != name
+        left.append(textwrap.fill(f"{name}: {what}" if first else what, 70))
+        right.append(outcome)
+        if first and y:
+            axes.axhline(y - 0.5, color="#888888", linewidth=0.5)
+    axes.axvline(0, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(rows)), left, fontsize=8)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(low, high), xlabel="score; decades where it says log10")
+    axes.secondary_yaxis("right").set_yticks(range(len(rows)), right, fontsize=8)
+    told = "Effects by figure, with their 95 % intervals; green: where the paper's claim wants them"
+    figure.suptitle(told, fontsize=12, x=0.01, ha="left")
+    figure.savefig(out, dpi=110)
+
+
 def described(what: Picture) -> str:
     """What its lines show."""
     return what.shows.replace(MEAN, "Geometric " + MEAN.lower()) if what.log_y else what.shows
