@@ -37,7 +37,6 @@ TREATMENTS = {  # columns of results/cures.json
     "tune": "three trials of `tune.py`",
     "random": "a random lever",
 }
-RIVALS = ("rate", "tune", "random")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -108,7 +107,7 @@ def environments() -> None:
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
     table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
     print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
-    print("† Some or all seeds on [a GPU](scaling.md#on-a-gpu).", end=" ")
+    print("† Some or all seeds on [a GPU](scaling.md#on-a-gpu), where Breakout ended lower.", end=" ")
     few = (f"{game} ({' and '.join(f'{x:.0f}' for x in of[game][64])})" for game in of if game not in asked)
     print(f"With fewer than {effects.FEWEST} seeds of 64, and no interval: {', '.join(few) or 'none'}.")
 
@@ -484,14 +483,14 @@ def cures(brief: bool = False) -> None:
         return signed(100 * gap.mean(), 100 * low, 100 * high)
 
     if brief:
-        rivals = "; ".join(f"{name}: {100 * healed(x, 3).mean():.0f} %" for x, name in done.items() if x in RIVALS)
+        percent = lambda column, tries: f"{100 * healed(column, tries).mean():.0f} %"  # noqa: E731
         print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
-        print(f"{100 * healed('doctor', 1).mean():.0f} %,")
+        print(f"{percent('doctor', 1)}, one of its first three\n{percent('doctor', 3)};", end=" ")
+        print(f"three trials of `tune.py` {percent('tune', 3)}, one random lever {percent('random', 1)}.", end=" ")
         print(
-            f"one of its first three {100 * healed('doctor', 3).mean():.0f} % ({rivals or 'no rival was run yet'}).",
-            end=" ",
+            f"It left {sum(alone)} of {len(alone)} healthy runs alone. For a\ntask unlike those that it knows", end=" "
         )
-        print(f"It left {sum(alone)} of {len(alone)} healthy runs alone.")
+        print(f"it has only the log, which healed {percent('log', 1)}.")
         return
     rows = []
     for column, name in done.items():
