@@ -50,15 +50,6 @@ def test_the_last_positions_of_the_largest_sizes(n):
     assert order.min() >= 0 and order.max() < n and len(np.unique(order)) == 2**16
 
 
-def test_positions_may_be_asked_for_in_any_shape_and_part():
-    permute = jax.jit(lambda positions: random_permutation(jax.random.key(3), 100)(positions))
-    whole = permute(jnp.arange(100))
-    parts = [permute(10 * i + jnp.arange(10)) for i in range(10)]
-    np.testing.assert_array_equal(jnp.concatenate(parts), whole)
-    np.testing.assert_array_equal(permute(jnp.arange(100).reshape(4, 25)), whole.reshape(4, 25))
-    assert whole.dtype == jnp.int32
-
-
 @pytest.mark.parametrize("n", [6, 16, 24, 100])
 def test_each_position_goes_everywhere_and_neighbours_part_equally_often(n):
     """Chi-squared over 4000 keys: where a position goes, and how far apart two positions come to lie."""

@@ -55,24 +55,3 @@ def test_treatments_are_commands_with_the_runs_seed_and_steps(cures, tmp_path):
         for cell in cells:
             words = shlex.join(cures.grid.command(cell, tmp_path))
             assert "--seed 7 " in words and "--total-timesteps 1000000 " in words and "--num-envs" in words
-
-
-def test_the_page_counts_cases(monkeypatch, capsys):
-    """Four sick runs, of which the first advice heals two and the second another one; two of three left alone."""
-    shares = ([0.9], [0.8], [0.1, 1.0], [0.79, None, 0.7])
-    sick = [{"task": "A", "change": "x", "advice": "flags", "doctor": (x + [None] * 3)[:3]} for x in shares]
-    for case in sick:
-        case |= {"checkpoint": [None], "log": [0.9], "rate": [0.0, 0.9], "tune": [0.0] * 3, "random": [0.5]}
-    healthy = [{"task": "A", "advice": kind} for kind in ("nothing", "nothing", "flags")]
-    machine = {"cores": 2, "cpu": "abacus"}
-    found = {"cases": [*healthy, *sick], "hardware": machine, "date": "2026-11-27T10:00:00"}
-    monkeypatch.setattr(pages, "read", lambda name: found)
-    pages.cures()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("| the doctor | 50 % (15 to 85) | | 75 % (30 to 95) |")  # Wilson's intervals
-    assert lines[5].startswith(
-        "| learning rate × 3, then ÷ 3 | 0 % (0 to 49) | +50 (+0 to +100) | 100 % (51 to 100) | −25"
-    )
-    assert "Of 3 healthy runs the doctor left 67 % (21 to 94) alone." in lines
-    pages.cures(brief=True)
-    assert "Of 4 runs with wrong flags" in capsys.readouterr().out

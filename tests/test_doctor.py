@@ -115,18 +115,14 @@ def test_since_when_it_stands_still(since):
         ("slow", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.12}),
         ("random", RISE, 0.0, {"losses__entropy": (1.0, 0.999), "outer__own_gain": 1e-4}),
         ("unknown", RISE, 0.3, {}),
+        # The entropy of a Gaussian policy may be negative.
+        ("step", RISE, 0.3, {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}),
+        ("slow", 0 * X, 0.3, {"losses__entropy": (-1.50, -1.51), "outer__kl": 1e-6}),
         ("fell", np.where(X < 0.8, 20 * X, 2), 0.3, {}),
     ],
 )  # fmt: skip
 def test_causes(label, returns, noise, values):
     assert [diagnosis.diagnose(course(returns, noise, seed, **values))[0] for seed in range(3)] == [label] * 3
-
-
-def test_a_gaussian_policy_may_have_a_negative_entropy():
-    values = {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}
-    assert diagnosis.diagnose(course(RISE, **values))[0] == "step"
-    flat = course(0 * X, losses__entropy=(-1.50, -1.51), outer__kl=1e-6)
-    assert diagnosis.diagnose(flat)[0] == "slow"
 
 
 # Runs and logs
@@ -306,12 +302,6 @@ def test_every_command_that_it_advises_is_understood(script):
             assert bowl or kinetix or (args.env_id == "CartPole-v1" and args.hidden_sizes == (32,))
 
 
-def test_flags_of_the_table_are_read_as_the_command_line_is():
-    rows = [row for row in usual.TABLE.values() if row.script == "ppo.py" and "benchmarks/" not in row.flags]
-    for row in rows[::6]:
-        assert ppo.Args(**usual.fields_of(row.flags)) == parse(ppo.Args, "", shlex.split(row.flags)), row.flags
-
-
 @pytest.mark.parametrize("sizes", [{}, {"num_envs": 64}, {"num_envs": 512, "sticky_actions": 0.1}])
 @pytest.mark.parametrize(
     "wrong",
@@ -413,14 +403,6 @@ def test_a_run_that_is_not_finished_may_go_on():
     assert first("few updates", total_timesteps=655360, num_envs=64)[0].total_timesteps == 10 * 2**20
 
 
-def test_what_a_first_advice_healed_is_counted(tmp_path, monkeypatch):
-    cases = [{"advice": "flags", "doctor": [share, None, None]} for share in (0.9, 0.79, None, 1.2)]
-    cases += [{"advice": "log", "doctor": [0.0]}, {"task": "healthy", "advice": "flags"}]
-    (tmp_path / "cures.json").write_text(json.dumps({"cases": cases}))
-    monkeypatch.setattr(advice, "CURES", tmp_path / "cures.json")
-    assert advice.healed.__wrapped__("flags") == (2, 4) and advice.healed.__wrapped__("log") == (0, 1)
-
-
 def test_bad_input_is_one_line(tmp_path, capsys, undrawn):
     (tmp_path / "empty").mkdir()
     short = write_run(tmp_path / "short", course(RISE[:1]))
@@ -455,14 +437,7 @@ def nested(depth):
     return "[" * depth + "]" * depth
 
 
-DAMAGED = {  # a line of metrics.jsonl, after the update
-    "five thousand digits": f'"charts/episodic_return": {"1" * 5000}',
-    "a thousand deep": f'"charts/episodic_return": {nested(1000)}',
-    "no number": '"charts/episodic_return": {"x": 1}',
-    "a word": '"charts/episodic_return": "many"',
-    "an update that is none": '"charts/episodic_return": 1.0, "update": [1]',
-}
-ABSURD = {
+ABSURD = {  # a line of metrics.jsonl, after the update
     "an integer that no float is": f'"charts/episodic_return": {10**400}',
     "a float whose square is infinite": '"charts/episodic_return": 1e308',
     "a step as large": f'"charts/episodic_return": 1.0, "global_step": {10**400}',
@@ -470,17 +445,13 @@ ABSURD = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGED | ABSURD)
-def test_a_damaged_line_is_left_out_and_an_absurd_one_named(tmp_path, capsys, undrawn, kind):
+@pytest.mark.parametrize("kind", ABSURD)
+def test_an_absurd_line_is_named(tmp_path, capsys, undrawn, kind):
     run = write_run(tmp_path / "run", course(RISE))
-    sound = call(capsys, run)
     with open(run / "metrics.jsonl", "a") as file:
-        file.write(f'{{"update": 201, "global_step": 500000, {(DAMAGED | ABSURD)[kind]}}}\n')
+        file.write(f'{{"update": 201, "global_step": 500000, {ABSURD[kind]}}}\n')
     code, out, err = call(capsys, run)
-    if kind in DAMAGED:
-        assert (code, out, err) == sound
-    else:
-        assert code == 2 and not out and err.startswith(f"doctor.py: error: {run}: ") and err.count("\n") == 1, err
+    assert code == 2 and not out and err.startswith(f"doctor.py: error: {run}: ") and err.count("\n") == 1, err
 
 
 def test_a_record_or_a_log_that_is_absurd_is_one_line(tmp_path, capsys, undrawn):

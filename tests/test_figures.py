@@ -2,7 +2,6 @@
 the runs, tests/test_paper_b.py the figures of paper B and those that need a GPU."""
 
 import functools
-import json
 import shlex
 import sys
 from dataclasses import replace
@@ -22,7 +21,6 @@ import pqn
 import sapg
 import sfl_kinetix
 import stochastic_opt
-from benchmarks import branches
 from common.run import arguments
 from common.run.command import main as run_main
 from experiments import grid, paper_a, pictures
@@ -136,19 +134,6 @@ def test_the_scripts_accept_the_commands(name, preset):
     source = cells[-1].source and f"/nowhere/{cells[-1].source.name}@{cells[-1].source_update}"
     said = {"runs_dir": "/nowhere", "run_name": cells[-1].name} | ({"init_from": source} if source else {})
     assert words[1] == f"{cells[-1].script}.py" and args == replace(args_of(cells[-1]), **said)
-
-
-def test_a_branch_goes_on_half_way_with_what_its_name_says():
-    known = {cell.name for cell in laptop_cells("1a", "3a")}
-    for name, cell in branches.cells().items():
-        args, before = args_of(cell), args_of(cell.source)
-        assert cell.source.name in known and cell.source_update == args.num_updates == before.num_updates // 2
-        begun, _, change = name.partition(", then ")
-        assert before.com == float(begun.removeprefix("COM "))
-        assert args.com == (4096 if "4,096" in change else before.com)
-        assert args.learning_rate == pytest.approx(before.learning_rate / (10 if "tenth" in change else 1))
-        assert args.max_importance_ratio == (2 if "ratio" in change else None)
-    assert cell.name not in known and branches.cells()["COM 8, then 4,096"].name in known
 
 
 @pytest.mark.parametrize("preset", ["laptop", "gpu", "paper"])
@@ -365,14 +350,6 @@ def test_without_runs_a_figure_is_open(name, tmp_path):
     if name in ("1a", "4", "8"):  # curves, points, dots
         pictures.save(shown, tmp_path / "a.png", "title", pictures.described(shown))
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_numbers_are_rounded_and_lists_of_them_are_a_line_each(tmp_path):
-    value = {"a": [1, 2.5, None, -3e-9], "b": [[1, 2], [3, 4]], "c": ["x, [y]", "z"], "d": []}
-    figures.write(tmp_path / "x.json", value | {"third": 1 / 3, "none": float("nan")})
-    text = (tmp_path / "x.json").read_text()
-    assert json.loads(text) == value | {"third": 0.333333, "none": None}
-    assert '"a": [1, 2.5, null, -3e-09]' in text and "\n  [1, 2],\n" in text
 
 
 # The command line

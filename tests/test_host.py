@@ -301,14 +301,6 @@ def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["gymnasium", "envpool"])
-def test_a_suite_that_is_not_installed_says_what_to_install(monkeypatch, kind):
-    monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(UsageError, match=f"{kind} is not installed; pip install -r requirements-{kind}.txt"):
-        envs.make(f"{kind}/CartPole-v1", 2)
-    assert f"{kind}==" in (ROOT / f"requirements-{kind}.txt").read_text()
-
-
 @pytest.mark.slow
 def test_a_script_learns_from_pixels(tmp_path):
     args = ppo.Args(

@@ -1,6 +1,5 @@
 """The table of results: every row can be run, runs are made once, and the page says what the JSON says."""
 
-import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -178,38 +177,6 @@ def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
     assert all(row.group == "minatar" for row in learning.choose(["minatar"]))
     with pytest.raises(UsageError, match="--rows nothing: no row or group is called that"):
         learning.choose(["nothing"])
-
-
-def test_commands_that_differ_only_in_their_game_are_one():
-    a, b, c = (
-        f"python ppo.py --env-id {game} --seed S" for game in ("Asterix-MinAtar", "Freeway-MinAtar", "Pong-misc")
-    )
-    assert learning.merged([a, c, b, a]) == ["python ppo.py --env-id {Asterix,Freeway}-MinAtar --seed S", c]
-
-
-def test_seconds_until_a_return():
-    curve = [[1, 10.0, None], [2, 20.0, 10.0], [3, 30.0, 30.0], [4, 40.0, 20.0]]
-    assert learning.until(curve, 20) == 25 and learning.until(curve, 5) == 20 and learning.until(curve, 31) == math.inf
-
-
-def test_a_row_is_below_its_reference_or_reaches_it_or_leaves_it_open():
-    for game, scores, told in (
-        ("breakout", 20.0 + np.arange(10), "| **below** |"),  # 69.9
-        ("freeway", 63.0 + np.arange(5), "| reached |"),  # 61.8
-        ("asterix", (12, 16, 20), "| below, within the interval |"),  # 17.0
-    ):
-        runs = [run_of(tasks.TABLE[f"{game}_ppo_64"], seed, float(score)) for seed, score in enumerate(scores)]
-        page = learning.make_page(stored(*runs), "learning.png")
-        (line,) = (line for line in page.splitlines() if line.startswith(f"| {game.capitalize()} "))
-        assert f"{np.mean(scores):.1f} ± " in line and line.endswith(told)
-
-
-def test_seeds_that_shared_a_gpu_have_no_minutes():
-    gpu = {"cpu": "abacus", "cores": 16, "memory_gb": 3, "gpu": "a loom"}
-    row = tasks.TABLE["freeway_ppo_64"]
-    page = learning.make_page(stored(*(run_of(row, i, 60.0, machine=gpu, together=2) for i in range(2))), "x.png")
-    assert "| 61.0 | GPU | 61.8" in page and "on abacus, 16 cores, 3 GB, a loom; JAX 9." in page
-    assert "| 61.0 | 1.5 | 61.8" in learning.make_page(stored(run_of(row, 0, 60.0)), "x.png")
 
 
 def test_the_page_is_written_and_checked(stub, capsys):

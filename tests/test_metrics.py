@@ -1,12 +1,9 @@
 """common/metrics.py against closed forms, sums by hand, NumPy and SciPy. How the scripts use it: test_plasticity.py."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 import scipy.stats
 
 from common import metrics
@@ -26,12 +23,6 @@ def with_singular_values(values, rows, columns, seed=0):
     rng = np.random.default_rng(seed)
     left, right = (np.linalg.qr(rng.normal(size=(n, len(values))))[0] for n in (rows, columns))
     return jnp.array(left * values @ right.T, jnp.float32)
-
-
-@pytest.mark.parametrize("rows, columns", [(20, 8), (8, 20)])
-def test_rank_of_equal_singular_values_is_their_number(rows, columns):
-    assert feature_ranks(with_singular_values([2.0] * 3, rows, columns)) == (3, 3)
-    assert feature_ranks(with_singular_values([0.5] * 8, rows, columns)) == (8, 8)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
@@ -128,28 +119,12 @@ def test_effective_sample_size_by_hand():
     assert effective_sample_size(jnp.zeros(7)) == pytest.approx(100)
     assert effective_sample_size(jnp.zeros(8).at[3].set(60.0)) == pytest.approx(100 / 8)
     assert effective_sample_size(jnp.zeros(8).at[::2].set(-jnp.inf)) == pytest.approx(50)
-    assert effective_sample_size(jnp.log(jnp.array([1.0, 2.0, 3.0]))) == pytest.approx(100 * 36 / (3 * 14))
-
-
-@pytest.mark.parametrize("offset", [-1000.0, 1000.0])
-def test_a_common_factor_of_the_weights_cancels(offset):
-    log_ratio = jax.random.normal(jax.random.key(0), (100,)).round(2)
-    size = float(effective_sample_size(log_ratio))
-    assert 20 < size < 80
-    assert effective_sample_size(log_ratio + offset) == pytest.approx(size, rel=1e-3)
+    for offset in (0, -1000, 1000):  # a common factor of the weights cancels
+        log_ratio = jnp.log(jnp.array([1.0, 2.0, 3.0])) + offset
+        assert effective_sample_size(log_ratio) == pytest.approx(100 * 36 / (3 * 14), rel=1e-3)
 
 
 # Policies
-
-
-@pytest.mark.parametrize("nvec", [(4,), (2, 3), (3, 1, 2)])
-def test_probs_are_the_softmax_of_each_dimension(nvec):
-    logits = 3 * np.random.default_rng(0).normal(size=(5, 7, sum(nvec)))
-    probs = Categorical(jnp.array(logits), nvec).probs()
-    assert probs.shape == logits.shape
-    for begin, end in itertools.pairwise((0, *np.cumsum(nvec))):
-        np.testing.assert_allclose(probs[..., begin:end].sum(-1), 1, rtol=1e-5)
-        np.testing.assert_allclose(probs[..., begin:end], scipy.special.softmax(logits[..., begin:end], -1), rtol=1e-4)
 
 
 GAUSSIAN = jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])

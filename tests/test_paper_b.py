@@ -114,16 +114,6 @@ def test_a_claim_holds_where_it_is_true_and_not_where_all_runs_are_alike(name, t
     assert verdict(found) == ("holds" if name in ("B6", "B13", "B11") else "open"), text
 
 
-def test_effects_are_the_differences_that_the_model_has_put_in(monkeypatch):
-    measure(monkeypatch, "true")
-    _, found, _ = judged("B1b", "true")
-    assert [effect.estimate for effect in found] == pytest.approx([0.2, 0.08, 0.12])
-    _, found, _ = judged("B3", "true")
-    assert [effect.outcome for effect in found] == ["holds", "holds", "reported"] * 4
-    _, found, _ = judged("B5", "true")
-    assert found[0].estimate == pytest.approx(0.2)
-
-
 def test_arms_are_a_run_for_each_game_that_differ_as_their_keys_say():
     p = paper_b.PRESETS["laptop"]
     for (n, k), runs in figures.cells_of("B1b", "laptop").items():

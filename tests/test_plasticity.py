@@ -13,7 +13,6 @@ from conftest import Toy, on_devices, reusing
 from jax.sharding import PartitionSpec as P
 
 import ppo
-import ppo_rnn
 import pqn
 from common import envs, statistics
 from common.arrays import gather_rows, pack
@@ -24,7 +23,6 @@ FLAGS = {
     "hidden_sizes": (8, 6), "learning_rate": 1e-2, "gamma": 0.9, "update_epochs": 2,
 }  # fmt: skip
 BONUS = np.float32(0.6)  # what is left of the entropy bonus in the third of five updates
-PARTS = 16  # 8 devices, 2 chunks; each has 2 environments x 8 steps
 MEASURED = {"gradient_kurtosis", "gradient_signal", "gradient_noise", "gradient_noise_scale", "weight_norm"}
 MEASURED |= {"policy_variance", "feature_rank", "srank", "dormant_neurons"}
 OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_srank", "critic_dormant_neurons"}
@@ -84,64 +82,6 @@ def trained(script):
     return training
 
 
-# The sample
-
-
-def places(training, number):
-    """-> [64, 3]: of which chunk, environment and time (within the update) the rows are."""
-    homes = np.asarray(training.states[0].environments.obs[..., :2])
-    obs = np.asarray(training.rows[number].obs)
-    chunk, environment = (
-        np.array(x) for x in zip(*(np.argwhere((homes == o[:2]).all(-1))[0] for o in obs), strict=True)
-    )
-    return np.stack([chunk, environment, np.round(obs[:, 2] * 16).astype(int) - 8 * number], 1)
-
-
-def test_every_chunk_of_every_device_has_its_share_without_repetition_and_they_take_turns(trained):
-    """As gradient_metrics needs them: if its eighths were a device each, how devices differ would count as noise."""
-    for number in range(3):
-        chunk, environment, time = places(trained, number).T
-        assert len(set(zip(chunk, environment, time, strict=True))) == len(time) == 64
-        assert time.min() >= 0 and time.max() < 8
-        owner = np.stack([environment // 2, chunk], 1)
-        parts, counts = np.unique(owner, axis=0, return_counts=True)
-        assert len(parts) == PARTS and (counts == 4).all()
-        assert all(len(set(eighth)) > 1 for eighth in (environment // 2).reshape(8, 8))
-
-
-def test_the_rows_are_whole_transitions(trained):
-    """What the behaviour policy thought of the observation and the action, and the target of one step."""
-    for state, rows in zip(trained.states, trained.rows, strict=False):
-        params, network = state.learner.params, trained.network
-        reward = rows.obs[:, 0] + rows.action[:, 0]
-        following = rows.obs + jnp.array([0, 0, 1 / 16])
-        if trained.script is pqn:
-            target = reward + 0.9 * network.apply(params, following).max(-1)
-            np.testing.assert_allclose(rows.target, target, rtol=1e-3, atol=1e-5)
-            continue
-        dist, value = network.apply(params, rows.obs)
-        target = reward + 0.9 * network.apply(params, following)[1]
-        np.testing.assert_allclose(rows.log_prob, dist.log_prob(rows.action), rtol=1e-4)
-        np.testing.assert_allclose(rows.value, value, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(rows.target, target, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(rows.advantage, target - value, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "script, at_most, at_least, size",
-    [(ppo, 200, 16, 64), (ppo, 32, 16, 32), (pqn, 200, 100, 100), (ppo, 1000, 600, 256), (ppo_rnn, 200, 8, 64)],
-)
-def test_of_a_small_update_a_quarter_is_the_sample(monkeypatch, script, at_most, at_least, size):
-    """At least as many as the plasticity metrics take (of sequences, in which gradients are compared, eight)."""
-    monkeypatch.setattr(script, "KL_SAMPLE", at_most)
-    monkeypatch.setattr(script, "PLASTICITY_SAMPLE", at_least)
-    small = dict(num_envs=16) if script is ppo_rnn else {}  # 128 transitions in place of 256
-    training = built(script, num_devices=1, **small)
-    _, _, sample = jax.eval_shape(training.step, jax.eval_shape(training.init, training.keys))
-    chunks, count = sample.batch.obs.shape[:2]
-    assert chunks * count == size
-
-
 # What is measured on it
 
 
@@ -155,22 +95,9 @@ def sample_of(script, rows, stats):
     return script.Sample(jax.tree.map(lambda x: x[None], rows), stats, None if script is pqn else BONUS)
 
 
-@pytest.fixture(scope="module")
-def alone(trained):
-    """`measure_plasticity` on one device."""
-    return on_devices(partial(trained.script.measure_plasticity, trained.args, trained.network))
-
-
-def test_one_and_eight_devices_measure_the_same(trained, alone):
+def test_all_is_measured_and_dormant_tau_is_handed_on(trained):
     names = MEASURED | (set() if trained.script is pqn else OF_A_POLICY)
     assert trained.values.keys() == {f"plasticity/{name}" for name in names}
-    learner, rows = on_host(trained)
-    found = alone(learner, sample_of(trained.script, rows, jax.device_get(trained.samples[-1].obs_stats)))
-    for key, value in trained.values.items():
-        np.testing.assert_allclose(found[key], value, rtol=1e-3, atol=1e-6, err_msg=key)
-
-
-def test_dormant_tau_is_handed_on(trained):
     shares = [value for key, value in trained.values.items() if key.endswith("dormant_neurons")]
     assert shares == [1] * (1 if trained.script is pqn else 2)
 

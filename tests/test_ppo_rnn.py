@@ -208,15 +208,6 @@ def test_sequences_from_stored_states_repeat_the_rollout(played):
     same(np.sort(minibatch.log_prob), np.sort(rollouts[1][1].log_prob.ravel()))
 
 
-def test_a_sequence_is_a_piece_of_one_environments_rollout(played):
-    """Across the ends of episodes, too; and each piece is there once."""
-    args, _, rollouts, minibatch, *_ = played
-    length, obs = args.sequence_length, rollouts[1][1].obs
-    pieces = [obs[start : start + length, n] for start in range(0, STEPS, length) for n in range(ENVS)]
-    taken = minibatch.obs.reshape(-1, length, 3)
-    assert sorted(piece.tobytes() for piece in pieces) == sorted(piece.tobytes() for piece in taken)
-
-
 # One sequence
 
 

@@ -84,34 +84,6 @@ def play(args, levels):
     return jax.device_get(on_devices(run)(pack(levels), jax.random.key(0)))
 
 
-def test_episodes_are_unbiased_on_bernoulli_levels_and_the_window_is_not():
-    """Success after 30 steps with probability p, else failure after 256: in 512 steps fit at least two episodes, and
-    more of them where they succeed. What the window makes of that is computed here episode by episode."""
-    rng, n = np.random.default_rng(0), 3000
-
-    def window_mean(p):
-        values = []
-        for _ in range(n):
-            time, outcomes = 0, []
-            while True:
-                success = rng.random() < p
-                time += 30 if success else 256
-                if time > 512:
-                    break
-                outcomes.append(success)
-            values.append(np.mean(outcomes) * (1 - np.mean(outcomes)))
-        return np.mean(values)
-
-    levels = coins(p=np.repeat([0.3, 0.7], n))
-    for estimator in ("window", "episodes"):
-        args = Args(learnability_estimator=estimator, learnability_steps=512, learnability_episodes=4)
-        _, value = sfl_kinetix.learnability(args, *play(args, levels))
-        found = np.asarray(value).reshape(2, n).mean(1)
-        expected = [window_mean(p) if estimator == "window" else p * (1 - p) for p in (0.3, 0.7)]
-        np.testing.assert_allclose(found, expected, atol=0.009)  # standard errors of about 0.002
-    assert abs(window_mean(0.3) - 0.21) > 0.05
-
-
 def test_only_the_first_episodes_count_where_their_number_is_fixed():
     fixed = Args(learnability_estimator="episodes", learnability_episodes=3)
     for args, expected in ((fixed, [[3, 0], [3, 3]]), (Args(learnability_steps=21), [[4, 0], [4, 3]])):
@@ -132,20 +104,6 @@ def test_a_tally_is_of_the_known_levels_and_has_every_rate_in_one_bin():
 
 
 # The best K
-
-
-def test_a_running_top_k_is_the_full_sort():
-    rng = np.random.default_rng(1)
-    scores = rng.permutation(np.arange(60)).astype(np.float32)
-    scores[rng.choice(60, 20, replace=False)] = -np.inf
-    kept = Levels(jnp.zeros((8, 1), jnp.uint8), jnp.full(8, -jnp.inf), jnp.zeros(8))
-    for part in np.split(np.arange(60), 5):
-        new = Levels(jnp.uint8(part)[:, None], jnp.array(scores[part]), jnp.float32(part))
-        kept = sfl_kinetix.keep_best(kept, new)
-    best = np.argsort(-scores)[:8]
-    np.testing.assert_array_equal(kept.score, scores[best])
-    np.testing.assert_array_equal(kept.data[:, 0], best)
-    np.testing.assert_array_equal(kept.success_rate, best)
 
 
 @pytest.mark.parametrize("number, chunks, part", [(1, 1, 1), (8, 2, 2)])

@@ -178,14 +178,6 @@ def test_a_rate_that_diverges_ends_the_run_and_names_the_step(monkeypatch, capsy
     np.testing.assert_allclose(lines[40]["charts/negative_distance"], -5 * 2.0**41, rtol=0.5)
 
 
-@pytest.mark.parametrize("flags, there", [("--learning-rate 0.1", True), ("--learning-rate 1e-3", False),
-                                          ("--learning-rate 1e-3 --initial-distance 0", False)])  # fmt: skip
-def test_a_run_that_is_not_at_its_plateau_says_so(monkeypatch, capsys, tmp_path, flags, there):
-    """Too far from the optimum yet, or still nearer to it than it will stay."""
-    call(monkeypatch, *flags.split(), "--num-steps", 100, "--runs-dir", tmp_path)
-    assert ("not there yet: after 100 steps" not in capsys.readouterr().out) == there
-
-
 FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 10 --keep-checkpoints 0"
 
 
@@ -230,16 +222,3 @@ def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
     call(monkeypatch, "--resume", half)
     assert measured(half) == measured(straight)
     assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()
-
-
-def test_the_report_sets_the_plateau_of_the_theory_beside_that_of_the_run(monkeypatch, capsys, tmp_path, straight):
-    stochastic_opt.report(replace(ARGS, dimension=4, learning_rate=0.5), straight)
-    lines = capsys.readouterr().out.splitlines()
-    plateau = stochastic_opt.predict_plateau(replace(ARGS, dimension=4, learning_rate=0.5))
-    simulated = np.mean([row["charts/negative_distance"] for row in measured(straight)[-3:]])
-    value = plateau["charts/negative_distance"]
-    assert len(lines) >= 5 and f"theory {value:.4g}, simulated {simulated:.4g} ± " in lines[0]
-    call(monkeypatch, *FLAGS.split(), "--anneal-lr", "--runs-dir", tmp_path, "--run-name", "run")
-    assert (
-        "theory: none" in capsys.readouterr().out and "theory/negative_distance" not in measured(tmp_path / "run")[-1]
-    )

@@ -23,7 +23,6 @@ from optuna.trial import TrialState
 import tune
 from common.run import plots
 from common.run.arguments import UsageError
-from experiments.references import reference_score
 from tuning import report, trials
 
 pytestmark = pytest.mark.optional
@@ -59,12 +58,6 @@ def refusal(*words):
         tune.tune(tune.arguments.parse(tune.Args, "", own), passed)
     assert "\n" not in str(error.value) and not Path("starts").exists()
     return str(error.value)
-
-
-def test_scores_are_0_for_random_and_1_for_published_policies():
-    assert reference_score("Breakout-MinAtar", 69.9) == 1 and reference_score("MountainCar-v0", -200) == 0
-    assert reference_score("Pendulum-v1", (-1227 - 172) / 2) == pytest.approx(0.5)
-    assert reference_score("my_file:MyEnv", 12.5) == 12.5
 
 
 def test_a_study_begins_with_the_defaults_and_finds_better_flags(capsys):
@@ -268,22 +261,6 @@ def test_a_slurm_array_holds_workers_of_one_study(capsys):
     subprocess.run(["bash", script], check=True, capture_output=True)
     assert len(starts()) == 2 and all("--update-epochs 2" in shlex.join(words) for words in starts())
     assert "--workers 1" in text and f"--study {script.parent.name}" in text
-
-
-EDGES = [
-    (0.0099, FloatDistribution(1e-4, 1e-2, log=True), "0.0099 is at the edge of x=0.0001:0.01:log"),
-    (0.7, FloatDistribution(0.5, 0.99), None),
-    (8, IntDistribution(1, 8), "8 is at the edge of x=1:8"),
-    (16, CategoricalDistribution((16, 32, 128)), "16 is at the edge of x=16,32,128"),
-    ("256x256", CategoricalDistribution(("64x64", "128x128", "256x256")), "256x256 is at the edge of x=64x64,"),
-    ("elu", CategoricalDistribution(("tanh", "relu", "elu")), None),
-]
-
-
-@pytest.mark.parametrize(("value", "space", "told"), EDGES)
-def test_a_best_value_at_the_edge_is_named(value, space, told):
-    said = report.edge("x", value, space)
-    assert said is None if told is None else said.startswith(f"--x {told}")
 
 
 def settle(*words):
