@@ -1,7 +1,6 @@
 """Flags: bounds beside their fields, one line for what is wrong, help in groups."""
 
 import json
-import re
 import sys
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -18,7 +17,7 @@ import pqn
 import sfl_kinetix
 import stochastic_opt
 from common import envs
-from common.run import arguments
+from common.run import arguments, checkpoints
 from common.run.arguments import (
     Fraction,
     LogArgs,
@@ -110,13 +109,6 @@ def help_of(kind, capsys):
     return capsys.readouterr().out
 
 
-def test_help_has_the_groups_of_the_source_and_no_noise(capsys):
-    text = help_of(Forked, capsys)
-    assert re.findall(r"(\w[\w ]+) options", text)[:2] == ["mine", "keeping the run"]
-    assert "{None}" not in text and "--depth INT" in text and "--kind {a,b}" in text and "Of the tree." in text
-    assert "--widths [INT [INT ...]]" in text
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_every_flag_of_a_script_is_in_a_group_and_explained(script, capsys):
     groups = sections(script.Args)
@@ -190,14 +182,6 @@ def test_what_follows_from_a_choice_is_not_a_choice(script, words, chosen):
     assert arguments.given(script.Args(**chosen)) == without
 
 
-def test_few_updates_are_warned_of_and_gradient_steps_counted():
-    few, many = (ppo.Args(total_timesteps=65536 * n) for n in (99, 100))
-    assert "only 99 updates, each" in arguments.describe(few)
-    assert "99 updates of 2048 x 32 = 65536 transitions" in arguments.describe(few)
-    said = arguments.describe(many)
-    assert said.endswith("96 gradient steps, 9,600 in all") and "\n" not in said
-
-
 @pytest.mark.parametrize(
     "num_envs, num_steps, size, count",
     [
@@ -217,12 +201,6 @@ def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs
 def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, count):
     args = ppo_rnn.Args(num_envs=num_envs, num_steps=num_steps)
     assert (args.minibatch_size, args.num_minibatches, args.sequence_length) == (size, count, num_steps)
-
-
-@pytest.mark.parametrize("script, minibatches, steps", [(ppo, 3, 12), (ppo, 4, None), (pqn, 1, None)])
-def test_few_gradient_steps_per_update_are_warned_of_where_there_is_a_clip(script, minibatches, steps):
-    told = arguments.describe(script.Args(num_envs=96, update_epochs=4, num_minibatches=minibatches))
-    assert re.findall(r"note: (\d+) gradient steps per update", told) == ([] if steps is None else [str(steps)])
 
 
 def call(monkeypatch, capsys, script, *flags):
@@ -280,6 +258,8 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
         ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
         ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
         ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
+        ("--init-from OTHER", ["--init-from", "other: learner/params/params/actor/bias is missing there"]),
+        ("--init-from NORMS", ["norms: was trained with --norm-obs True, --norm-value True, which cannot change"]),
         ("--run-name empty", ["--run-name empty", "exists already"]),
         ("--runs-dir empty/args.json/x", ["--runs-dir", "cannot make a folder there (Not a directory)"]),
     ],
@@ -287,15 +267,16 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
 def test_bad_input_is_answered_in_one_line_before_anything_compiles(
     monkeypatch, capsys, tmp_path, nothing_compiles, flags, said
 ):
-    for name, script in (("other", "sac"), ("empty", "ppo")):
+    norms = {"norm_obs": True, "norm_value": True}
+    for name, script, kept in (("other", "sac", {}), ("empty", "ppo", {}), ("norms", "sapg", norms)):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "args.json").write_text(json.dumps({"args": {}, "script": script}))
-    (tmp_path / "other/checkpoints/1").mkdir()
-    flags = flags.replace("OTHER", str(tmp_path / "other")).replace("EMPTY", str(tmp_path / "empty"))
-
+        (tmp_path / name / "args.json").write_text(json.dumps({"args": kept, "script": script}))
+        flags = flags.replace(name.upper(), str(tmp_path / name))
+    checkpoints.save(tmp_path / "other/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
+    (tmp_path / "norms/checkpoints/1").mkdir()
     flags = flags.replace("empty/", f"{tmp_path}/empty/").split()
     code, _, said_of_it = call(monkeypatch, capsys, ppo, "--runs-dir", tmp_path, *flags)
     (line,) = said_of_it.splitlines()
     assert code == 2 and line.startswith("ppo.py: error: ")
     assert all(part in line for part in said), line
-    assert {folder.name for folder in tmp_path.iterdir()} == {"other", "empty"}
+    assert {folder.name for folder in tmp_path.iterdir()} == {"other", "empty", "norms"}

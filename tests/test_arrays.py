@@ -62,17 +62,6 @@ def test_each_position_goes_everywhere_and_neighbours_part_equally_often(n):
     assert min(tests) > 1e-3 / len(tests)
 
 
-@pytest.mark.parametrize("steps, envs", [(128, 1024), (100, 1000)])
-def test_minibatches_are_mixed_over_time_and_environments(steps, envs):
-    """Of a rollout [T, N]: the share of each time step and of each environment in a minibatch varies as if drawn
-    without replacement."""
-    n, size = steps * envs, 2000
-    for order in permutations(n, 2):
-        for minibatch in (order[:size], order[-size:]):
-            for labels, number in ((minibatch // envs, steps), (minibatch % envs // (envs // 8), 8)):
-                assert stats.chisquare(np.bincount(labels, minlength=number)).pvalue > 1e-4
-
-
 # Bits and samples
 
 

@@ -16,7 +16,7 @@ from common.actions import Box, Categorical, Discrete
 from common.envs import make, make_suite
 from common.suites import brax
 from common.suites.wrappers import FrameStack, Sticky, TimeLimit
-from common.vector import VectorEnv, ages, episode_sums
+from common.vector import VectorEnv, episode_sums
 
 IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]  # that one downloads a data set
 
@@ -201,16 +201,6 @@ def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(
     np.testing.assert_array_equal(state.inner.id, obs[:, 2:])
     # No step had a key that a reset had: both draw their bits in the same way.
     assert all_different(state.inner.id, *([state.inner.noise[obs[:, 0] > 0]] if stagger else []))
-
-
-@pytest.mark.parametrize("num_envs, blocks", [(384, 6), (1000, 10)])
-def test_environments_side_by_side_are_not_at_the_same_point_of_their_episodes(num_envs, blocks):
-    played = ages(num_envs, 999).reshape(blocks, -1)
-    assert sorted(played.ravel()) == [i * 1000 // num_envs for i in range(num_envs)]
-    size = num_envs // blocks
-    for block in played:
-        # The largest gap between neighbours in age, and to both ends, is a few times that of an even spread.
-        assert np.diff(np.sort([-1, *block, 1000])).max() < 4 * 1000 / size
 
 
 INF = np.inf

@@ -175,12 +175,6 @@ def test_a_score_is_0_for_a_random_policy_and_1_for_the_best(tmp_path):
     np.testing.assert_array_equal(data.final(cell), [1.0, 1.0])
 
 
-def test_a_mean_of_logarithms_is_that_of_the_geometric_mean(tmp_path):
-    cell, data = small_run(tmp_path, [[9.0, 9.0]] * 18 + [[1.0, 1000.0], [100.0, 10.0]], key="outer/kl")
-    np.testing.assert_allclose(data.log_mean(cell, "outer/kl"), [1.0, 2.0])
-    np.testing.assert_allclose(data.log_mean(cell, "outer/kl", 0.2, 0.3), np.log10([9, 9]))
-
-
 @pytest.mark.parametrize("norm, scores", [([1.0, None], [1.0, 0.0]), ([None, None], [0.0, 0.0])])
 def test_a_seed_that_diverged_is_a_random_policy(tmp_path, norm, scores):
     returns = [None if x is None else -150.0 for x in norm]
@@ -415,20 +409,6 @@ def test_bad_input_is_one_line(monkeypatch, capsys, no_runs, flags, said):
         call(monkeypatch, *flags.split())
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith("figures.py: error: ") and said in line
-
-
-def test_the_list_has_every_figure_and_what_is_there(monkeypatch, capsys, tmp_path, written, no_runs):
-    (tmp_path / "fig_5a.json").write_text('{"verdict": "does not hold"}')
-    call(monkeypatch, "--list", "--runs-dir", written, "--results-dir", tmp_path)
-    text = capsys.readouterr().out
-    assert [line.split()[0] for line in text.splitlines() if line.endswith(".py)")] == list(figures.FIGURES)
-    assert "preset laptop: Pendulum-v1" in text and "preset gpu: SFL" in text
-    _, _, after = text.partition("  5a  COM (ppo_ewma.py)\n")
-    claim, there, *_ = after.splitlines()
-    assert claim.strip() == FIGURES["5a"].claim and there.split("; ") == [
-        f"      laptop 6/6 runs, {tmp_path}/fig_5a.png: does not hold",
-        *(f"{preset} 0/6 runs" for preset in ("gpu", "paper")),
-    ]  # fmt: skip
 
 
 def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, tmp_path, written, no_runs):

@@ -150,12 +150,10 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
 # Two at once
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_what_starts_from_a_run_that_another_process_makes_waits_for_it(by_hand):
+def test_what_starts_from_a_run_that_another_process_makes_waits_for_it():
     source = cell("source", seconds=2)
     RUNS.mkdir()
-    words = grid.command(source, RUNS)
-    other = subprocess.Popen([sys.executable, *words[1:]]) if by_hand else grid._start(source, RUNS, set())
+    other = subprocess.Popen([sys.executable, *grid.command(source, RUNS)[1:]])
     wait_for(starts)
     failed, _ = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
     assert failed == [] and started() == ["source", "other", "after-other", "after"]  # meanwhile it does the rest

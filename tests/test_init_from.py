@@ -21,7 +21,6 @@ CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
     "--num-devices 1 --num-eval-episodes 0 --norm-obs --norm-reward --learning-rate 0.01 --no-clip-vloss"
 )
-SMALL = "--env-id CartPole-v1 --num-envs 6 --num-steps 8 --hidden-sizes 8 --total-timesteps 48"
 BASE = "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"  # 6 updates of 8 minibatches each
 
 
@@ -181,27 +180,6 @@ def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, 
         assert differ(params[2][name], other[name])
     same(mixed.opt_state, taken.opt_state)
     same(mixed.obs_stats, taken.obs_stats)
-
-
-REFUSED = {
-    ": learner/params/params/actor/bias is missing there": {},
-    ": was trained with --norm-obs True, which cannot change": {"norm_obs": True},
-    ": was trained with --norm-value True, which cannot change": {"norm_value": True},
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_does_not_fit_is_refused_before_anything_is_compiled(
-    tmp_path, monkeypatch, nothing_compiles, capsys, said
-):
-    checkpoints.save(tmp_path / "run/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
-    (tmp_path / "run/args.json").write_text(json.dumps({"args": REFUSED[said], "script": "ppo"}))
-    words = [*SMALL.split(), "--init-from", str(tmp_path / "run"), "--runs-dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["ppo.py", *words])
-    with pytest.raises(SystemExit) as end:
-        run_main(ppo.train, ppo.Args)
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert end.value.code == 2 and line.startswith(f"ppo.py: error: --init-from {tmp_path / 'run'}{said}")
 
 
 def test_a_fresh_critic_needs_a_run_to_start_from():

@@ -4,16 +4,11 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import ppo
 from benchmarks import learning, purejaxrl, tasks
 from benchmarks.learning import Args
 from benchmarks.tasks import Row
-from common.run.arguments import UsageError
 
 ROOT = Path(__file__).parents[1]
 STUB = '''
@@ -171,14 +166,6 @@ def test_rows_about_seconds_come_last_and_with_all_devices(stub):
     assert ["--num-devices" in words for words in trained] == [True, True, False]
 
 
-def test_rows_are_chosen_by_name_and_group_and_an_unknown_one_is_refused():
-    names = [row.name for row in learning.choose(["breakout_ppo_*", "classic"])]
-    assert names[:4] == [f"breakout_ppo_{n}" for n in (64, 512, 2048, 8192)] and "acrobot" in names
-    assert all(row.group == "minatar" for row in learning.choose(["minatar"]))
-    with pytest.raises(UsageError, match="--rows nothing: no row or group is called that"):
-        learning.choose(["nothing"])
-
-
 def test_the_page_is_written_and_checked(stub, capsys):
     args = Args(rows=("good", "alone"))
     learning.main(args)
@@ -196,22 +183,3 @@ def test_the_page_is_written_and_checked(stub, capsys):
     assert len(stub()) == 6
     learning.main(replace(args, list=True))
     assert "good   2/2  python stub.py --env-id good --speed 3 --seed S" in capsys.readouterr().out
-
-
-def test_a_policy_of_purejaxrl_is_played_as_its_network_says(tmp_path):
-    rng = np.random.default_rng(0)
-    sizes = {"Dense_0": (400, 64), "Dense_1": (64, 64), "Dense_2": (64, 3)}
-    params = {f"{layer}/kernel": rng.normal(size=size) for layer, size in sizes.items()}
-    params |= {f"{layer}/bias": rng.normal(size=size[1]) for layer, size in sizes.items()}
-    np.savez(tmp_path / "params.npz", **params)
-    suite, policy = purejaxrl.make_policy(tmp_path, "Breakout-MinAtar")
-    obs = rng.random((5, 10, 10, 4)) > 0.5
-    x = obs.reshape(5, 400).astype(np.float64)
-    for layer in ("Dense_0", "Dense_1"):
-        x = np.maximum(x @ params[f"{layer}/kernel"] + params[f"{layer}/bias"], 0)
-    logits = x @ params["Dense_2/kernel"] + params["Dense_2/bias"]
-    dist = policy(None, jnp.array(obs))
-    np.testing.assert_allclose(dist.logits, logits, rtol=1e-4, atol=1e-2)
-    assert suite.obs_shape == (10, 10, 4) and dist.nvec == (3,)
-    args = ppo.Args(num_eval_episodes=4, eval_deterministic=True)
-    assert purejaxrl.play(tmp_path, args) >= 0 and jax.devices()

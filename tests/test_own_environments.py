@@ -17,7 +17,7 @@ from common.run import arguments, checkpoints, plots, run as runs
 from common.run.arguments import UsageError
 from common.run.command import main as run_main
 from common.run.folder import _of_environment
-from common.suites import gymnax as gymnax_suite, own
+from common.suites import own
 
 ROOT = Path(__file__).parents[1]
 SMALL = "--num-envs 32 --num-steps 8 --minibatch-size 64 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 32 "
@@ -383,14 +383,6 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
 def test_what_is_not_found_is_one_line(here, env_id, said):
     line = error_of(env_id)
     assert line.startswith(f"--env-id {env_id}: ") and all(part in line for part in said), line
-
-
-@pytest.mark.parametrize("env_id", ["Breakout-MinAtar", "UmbrellaChain-bsuite"])
-def test_what_gymnax_has_itself_passes_the_checks(env_id):
-    """With bools for observations, bounds, integers as rewards, and a space of symbols."""
-    checked, plain = own.registered(env_id, {}), gymnax_suite.make(env_id)
-    for name in ("obs_shape", "obs_dtype", "action_space", "can_draw", "num_symbols"):
-        assert str(getattr(checked, name)) == str(getattr(plain, name))
 
 
 # docs/environments.md

@@ -114,19 +114,6 @@ def test_a_claim_holds_where_it_is_true_and_not_where_all_runs_are_alike(name, t
     assert verdict(found) == ("holds" if name in ("B6", "B13", "B11") else "open"), text
 
 
-def test_arms_are_a_run_for_each_game_that_differ_as_their_keys_say():
-    p = paper_b.PRESETS["laptop"]
-    for (n, k), runs in figures.cells_of("B1b", "laptop").items():
-        for game, cell in zip(p.games, runs, strict=True):
-            flags = dict(cell.flags)
-            assert (flags["env_id"], flags["num_envs"], flags["num_steps"]) == (game, 8 * n, 32 * k)
-            assert flags.get("sticky_actions", 0.0) == (0.1 if game in paper_b.STICKY else 0.0)
-    b = {name: figures.cells_of(name, "laptop") for name in ("B1a", "B1b", "B1c", "B3", "B5", "B11", "BN")}
-    base = b["B1b"][1, 1]
-    assert b["B1a"]["base"] == b["B1c"][1, 1, 1] == b["B5"][True, 1] == b["B11"][1, 1] == b["BN"]["larger", 1] == base
-    assert b["B3"]["control", 4] == b["BN"]["more", 4] != b["BN"]["larger", 4] == b["B1b"][4, 1] == b["B11"][4, 1]
-
-
 @pytest.mark.parametrize("preset", ["laptop", "gpu", "paper"])
 def test_every_game_has_a_scale_and_every_run_checkpoints_all_over(preset):
     """What is visited starts from these."""
@@ -195,11 +182,3 @@ def test_a_claim_that_needs_a_gpu_holds_where_it_is_true_and_not_where_all_runs_
     assert verdict(found) == "holds" and all(shown.panels.values()), text
     _, found, text = judged(name, "flat")
     assert verdict(found) != "holds", text
-
-
-def test_a_missing_run_leaves_the_speed_open():
-    full, cells = world_of("16a", "true"), figures.cells_of("16a", "gpu")
-    data = Data(full.p, full.folder)
-    data._lines = {**full._lines, cells["s", full.p.minibatches[0]].name: []}
-    shown, found = figures.FIGURES["16a"].show(data, cells)
-    assert np.isnan(shown.panels[""][0].y[0]).all() and verdict(found) == "holds"  # what the claim needs is there

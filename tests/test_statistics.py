@@ -43,24 +43,6 @@ def test_moments_taken_step_by_step_are_those_of_all_observations():
     np.testing.assert_allclose(found.var, seen.var(0), atol=1e-6)
 
 
-def test_merging_into_nothing_changes_nothing_and_order_does_not_matter():
-    """Nothing has a variance of 1, whatever the first data's. A billion samples and one: as in float64, both ways."""
-    nothing = statistics.initial_stats((5,))
-    first = statistics.RunningStats(
-        jnp.array([0.0, 1e-4, 1234.567, -1e6, 3.0]), jnp.float32([1e-8, 4e-8, 1e-12, 0.0, 9e9]), jnp.float32(3)
-    )
-    jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics.merge)(nothing, first), first)
-    jax.tree.map(np.testing.assert_array_equal, jax.jit(statistics.merge)(first, nothing), first)
-    many = statistics.RunningStats(first.mean + 1, 2 * first.var, jnp.float32(1e9))
-    a, b = (statistics.RunningStats(*(np.asarray(x, np.float64) for x in stats)) for stats in (first, many))
-    mean = (a.mean * a.count + b.mean * b.count) / (a.count + b.count)
-    var = (a.var + (a.mean - mean) ** 2) * a.count + (b.var + (b.mean - mean) ** 2) * b.count
-    for pair in (first, many), (many, first):
-        found = jax.jit(statistics.merge)(*pair)
-        np.testing.assert_allclose(found.mean, mean, rtol=2e-7)
-        np.testing.assert_allclose(found.var, var / (a.count + b.count), rtol=1e-6)
-
-
 def both_ways(x):
     """Statistics after the rollouts x [R, T, N, ...]: step by step, and all of a rollout at once."""
     stats = [statistics.initial_stats(x.shape[3:])] * 2

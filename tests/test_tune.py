@@ -287,14 +287,6 @@ def test_what_is_searched_is_the_table_without_what_is_fixed():
     assert report.as_flags({"learning_rate": 0.00123456}, {"learning_rate": with_log}) == {"learning_rate": 0.00123}
 
 
-@pytest.mark.parametrize("script", ["ppo_ewma", "pqn"])
-def test_the_table_is_that_of_the_script(script):
-    task = tune.settle(tune.Args(str(ROOT / f"{script}.py"), env_id=("Breakout-MinAtar",)), [])
-    assert {"learning_rate", "minibatch_size", "num_steps"} < set(task.space)
-    assert ("com" in task.space) == (script == "ppo_ewma") and ("q_lambda" in task.space) == (script == "pqn")
-    assert task.defaults()["minibatch_size"] == (128 if script == "pqn" else 2048)
-
-
 def test_defaults_outside_of_the_space_are_left_to_the_script():
     found = run(trials=3, search=("learning_rate=2e-3:1e-2:log",), only=("learning_rate", "anneal_lr"))
     assert found.trials[0].params == {"anneal_lr": False} and "--learning-rate" not in starts()[0]

@@ -3,16 +3,15 @@
 import json
 import shutil
 import sys
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Toy, write_run
+from conftest import write_run
+from test_every_script import Clock
 
 import ppo
 from common import envs
+from common.actions import Discrete
 from common.run.arguments import UsageError
 from experiments import visited
 from experiments.data import Data
@@ -22,28 +21,14 @@ UPDATES, STEPS, ENVS = 48, 8, 4
 EACH = 5  # observations of each of the eight policies
 
 
-class Clock(NamedTuple):
-    time: jax.Array
-    last: jax.Array
-    id: jax.Array
+class Right(Clock):
+    """Pays 1 for action 1."""
 
-
-class Right(Toy):
-    """Pays 1 for action 1 and never ends. Observes the time, the last action and a number of its own."""
-
-    obs_shape = (3,)
-
-    def reset(self, key):
-        state = Clock(jnp.int32(0), jnp.int32(0), jax.random.uniform(key))
-        return state, self.observe(state)
-
-    def observe(self, state):
-        return jnp.stack([state.time.astype(jnp.float32) / 1024, state.last.astype(jnp.float32), state.id])
+    action_space = Discrete((2,))
 
     def step(self, key, state, action):
-        state = Clock(state.time + 1, action[0].astype(jnp.int32), state.id)
-        reward = state.last.astype(jnp.float32)
-        return state, self.observe(state), reward, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
+        state, obs, _, *ends = super().step(key, state, action)
+        return state, obs, state[1], *ends
 
 
 @pytest.mark.slow
@@ -65,7 +50,7 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
     assert seen.shape == (2, 40, 3)
     assert built[0].learning_rate < 1e-20  # lost beside any parameter in float32: the policy stays
     for seed in seen:
-        time, last, own = np.round(seed[:, 0] * 1024), seed[:, 1], seed[:, 2]
+        time, last, own = seed.T
         assert len(np.unique(own)) == ENVS and len(np.unique(seed, axis=0)) == 40  # each once
         since = time.reshape(8, EACH) // STEPS - np.arange(6, 54, 6)[:, None]  # updates since the checkpoint
         assert set(since.ravel()) == {0, 1}  # from both updates that were played
@@ -140,10 +125,3 @@ def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(runs)
     }  # fmt: skip
     assert points["large", 0].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
     assert points["small", 0].shape == (6, 2)
-
-
-def test_coverage_is_that_of_the_finished_runs(runs):
-    make, data = runs
-    cells = {"done": (make("done", [CORNERS]),), "begun": (make("begun", [[[9.0, 9.0]]], updates=3),)}
-    points, shares = visited.coverage(data, cells | {"missing": (Cell("ppo", "missing", (), 4),)})
-    assert set(shares) == set(points) == {("done", 0)} and shares["done", 0] == 4 / 32**2
