@@ -4,7 +4,10 @@ import json
 import os
 import shlex
 import signal
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 # Before jax starts; subprocesses inherit them. Programs that run for milliseconds are not worth LLVM's optimisation,
 # and with XLA's fusion emitters they would take three times as long to compile.
@@ -29,7 +32,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from common import envs
 from common.actions import Box, Categorical, Discrete
-from common.run import devices, memory
+from common.run import devices, memory, plots
+from common.run.command import main as run_main
 from experiments import grid
 
 # A job in the background, such as CI under nohup, ignores Ctrl-C, and so would all that it starts.
@@ -53,6 +57,9 @@ def pytest_collection_modifyitems(items):
 
 
 def same(a, b):
+    """Equal to the bit, random keys too."""
+    is_key = lambda x: isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    a, b = (jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree) for tree in (a, b))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
@@ -104,6 +111,13 @@ def reusing(patch, script):
 
     patch.setattr(script, "build", built)
     patch.setattr(memory, "compile_update", compiled)
+
+
+def start(script, *flags):
+    """A script's main function with these flags, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags)])
+        run_main(getattr(script, "train", None) or script.main, script.Args)
 
 
 class Training:
@@ -264,6 +278,24 @@ def write_run(folder, cell, lines, updates=None):
     }  # fmt: skip
     (path / "args.json").write_text(json.dumps(record))
     (path / "summary.json").write_text(json.dumps({"updates": updates or cell.num_updates}))
+
+
+def metrics_of(path):
+    """The lines of a run, without how long they took."""
+    clock = ("time", "charts/SPS", "search/seconds", "search/SPS")
+    return [{k: v for k, v in line.items() if k not in clock} for line in plots.read_lines(path)]
+
+
+def starts():
+    """The flags of each start of an imitated script, in order."""
+    return [shlex.split(line) for line in Path("starts").read_text().splitlines()] if Path("starts").exists() else []
+
+
+def wait_for(happened, seconds=60):
+    end = time.time() + seconds
+    while not happened() and time.time() < end:
+        time.sleep(0.01)
+    assert happened()
 
 
 def read(path):

@@ -1,13 +1,13 @@
 """Flags: bounds beside their fields, one line for what is wrong, help in groups."""
 
 import json
-import sys
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import gymnax  # noqa: F401  (before jax.jit is taken away)
 import numpy as np
 import pytest
+from conftest import start
 
 import ppo
 import ppo_ewma
@@ -29,7 +29,6 @@ from common.run.arguments import (
     sections,
     typed,
 )
-from common.run.command import main as run_main
 
 SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 
@@ -203,26 +202,25 @@ def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, c
     assert (args.minibatch_size, args.num_minibatches, args.sequence_length) == (size, count, num_steps)
 
 
-def call(monkeypatch, capsys, script, *flags):
+def call(capsys, script, *flags):
     """A script's main function with these flags. -> its exit code, what it said on stdout, on stderr."""
-    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags)])
     code = 0
     try:
-        run_main(getattr(script, "train", None) or script.main, script.Args)
+        start(script, *flags)
     except SystemExit as end:
         code = end.code
     return code, *capsys.readouterr()
 
 
-def test_environments_are_listed(monkeypatch, capsys):
+def test_environments_are_listed(capsys):
     """Without a name a line for each suite, with names all of their ids."""
-    code, suites, _ = call(monkeypatch, capsys, pqn, "--list-envs")
+    code, suites, _ = call(capsys, pqn, "--list-envs")
     rows = [line.split() for line in suites.splitlines()]
     assert code == 0 and [row[:2] for row in rows] == [list(pair) for pair in envs.SUITES.items()]
     assert rows[0][-1] == rows[1][-1] == "installed"
-    code, ids, _ = call(monkeypatch, capsys, ppo, "--list-envs", "gymnax", "kinetix")
+    code, ids, _ = call(capsys, ppo, "--list-envs", "gymnax", "kinetix")
     assert code == 0 and {"CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion", "kinetix/s"} <= set(ids.split())
-    assert call(monkeypatch, capsys, ppo, "--list-envs", "gym") == (
+    assert call(capsys, ppo, "--list-envs", "gym") == (
         2, "", f"ppo.py: error: --list-envs gym: no such suite; there are {', '.join(envs.SUITES)}\n"
     )  # fmt: skip
 
@@ -259,14 +257,15 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
         ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
         ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
         ("--init-from OTHER", ["--init-from", "other: learner/params/params/actor/bias is missing there"]),
-        ("--init-from NORMS", ["norms: was trained with --norm-obs True, --norm-value True, which cannot change"]),
+        (
+            "--init-from NORMS",
+            ["norms: was trained with --norm-value True, --norm-obs True, which cannot change"],
+        ),
         ("--run-name empty", ["--run-name empty", "exists already"]),
         ("--runs-dir empty/args.json/x", ["--runs-dir", "cannot make a folder there (Not a directory)"]),
     ],
 )
-def test_bad_input_is_answered_in_one_line_before_anything_compiles(
-    monkeypatch, capsys, tmp_path, nothing_compiles, flags, said
-):
+def test_bad_input_is_answered_in_one_line_before_anything_compiles(capsys, tmp_path, nothing_compiles, flags, said):
     norms = {"norm_obs": True, "norm_value": True}
     for name, script, kept in (("other", "sac", {}), ("empty", "ppo", {}), ("norms", "sapg", norms)):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
@@ -275,7 +274,7 @@ def test_bad_input_is_answered_in_one_line_before_anything_compiles(
     checkpoints.save(tmp_path / "other/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
     (tmp_path / "norms/checkpoints/1").mkdir()
     flags = flags.replace("empty/", f"{tmp_path}/empty/").split()
-    code, _, said_of_it = call(monkeypatch, capsys, ppo, "--runs-dir", tmp_path, *flags)
+    code, _, said_of_it = call(capsys, ppo, "--runs-dir", tmp_path, *flags)
     (line,) = said_of_it.splitlines()
     assert code == 2 and line.startswith("ppo.py: error: ")
     assert all(part in line for part in said), line

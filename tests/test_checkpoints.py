@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import metrics_of, same
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
-from test_runs import Args, initial_state, metrics_of, same, train
+from test_runs import Args, initial_state, train
 
 from common.run import checkpoints, devices
 from common.run.arguments import UsageError

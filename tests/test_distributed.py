@@ -14,12 +14,12 @@ import coins
 import jax
 import numpy as np
 import pytest
+from conftest import metrics_of, start
 
 import ppo
 import sfl_kinetix
 from common.run import checkpoints, devices, plots
 from common.run.arguments import typed
-from common.run.command import main as run_main
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -72,7 +72,7 @@ SFL = (
 SFL_FLAGS = SFL.split()
 
 
-def start(*flags, script=SCRIPT, own=((), ()), cpus=(1, 1)):
+def pair(*flags, script=SCRIPT, own=((), ()), cpus=(1, 1)):
     """Two processes at a free port. own: flags that one of them has; cpus: how many devices each has."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -104,16 +104,11 @@ def state_of(path, update=UPDATES):
     return state._replace(key=jax.random.key_data(state.key))
 
 
-def metrics_of(path):
-    clock = ("time", "charts/SPS", "search/seconds", "search/SPS")
-    return [{k: v for k, v in line.items() if k not in clock} for line in plots.read_lines(path)]
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of two processes from start to end."""
     folder = tmp_path_factory.mktemp("runs")
-    codes, said, errors = outcome(start(*FLAGS, "--runs-dir", folder, "--run-name", "straight"))
+    codes, said, errors = outcome(pair(*FLAGS, "--runs-dir", folder, "--run-name", "straight"))
     assert codes == [0, 0], errors
     assert "final_return" in said[0] and "memory:" not in said[1] and "final_return" not in said[1]
     assert f"run: {folder / 'straight'}\n" in errors[0] and errors[1] == ""
@@ -133,9 +128,8 @@ def test_two_processes_make_one_run(straight):
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straight, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["ppo.py", *FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path)])
-    run_main(ppo.train, ppo.Args)
+def test_two_processes_learn_what_one_learns_on_two_devices(straight, tmp_path):
+    start(ppo, *FLAGS, "--num-devices", 2, "--runs-dir", tmp_path)
     (path,) = tmp_path.iterdir()
     for update in (60, 120):
         jax.tree.map(np.testing.assert_array_equal, state_of(straight, update), state_of(path, update))
@@ -145,7 +139,7 @@ def test_two_processes_learn_what_one_learns_on_two_devices(monkeypatch, straigh
 @pytest.mark.slow
 def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     path = straight.parent / "stopped"
-    processes = start(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
+    processes = pair(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
     deadline = time.monotonic() + TIMEOUT
     while not (path / "args.json").exists() and processes[1].poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -156,7 +150,7 @@ def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     assert stopped < UPDATES and f"checkpoint is that of update {stopped}; to go on: " in errors[0]
     assert f"--resume {path} --distributed" in errors[0]
 
-    codes, _, errors = outcome(start("--resume", path))
+    codes, _, errors = outcome(pair("--resume", path))
     assert codes == [0, 0] and f"resuming after update {stopped} of {UPDATES}" in errors[0], errors
     jax.tree.map(np.testing.assert_array_equal, state_of(path), state_of(straight))
     assert metrics_of(path) == metrics_of(straight)
@@ -166,19 +160,17 @@ def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
 def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypatch, tmp_path):
     """And the training, evaluation, and a resumed run that go with it."""
     two, one = tmp_path / "two", tmp_path / "one"
-    codes, _, errors = outcome(start(*SFL_FLAGS, "--runs-dir", tmp_path, "--run-name", "two", script=SFL_SCRIPT))
+    codes, _, errors = outcome(pair(*SFL_FLAGS, "--runs-dir", tmp_path, "--run-name", "two", script=SFL_SCRIPT))
     assert codes == [0, 0] and errors[1] == "", errors
     coins.install(monkeypatch.setattr)
-    flags = [*SFL_FLAGS, "--num-devices", "2", "--runs-dir", str(tmp_path), "--run-name", "one"]
-    monkeypatch.setattr(sys, "argv", ["sfl_kinetix.py", *flags])
-    run_main(sfl_kinetix.train, sfl_kinetix.Args)
+    start(sfl_kinetix, *SFL_FLAGS, "--num-devices", 2, "--runs-dir", tmp_path, "--run-name", "one")
     lines = metrics_of(two)
     assert [line["update"] for line in lines if "search/learnability" in line] == [1, 3, 5]
     assert lines[-1]["levels/s/h0_weak_thrust/solve_rate"] == 1 and lines[-1]["eval/random/solve_rate"] == 0
     assert lines == metrics_of(one)
 
     (two / "checkpoints" / "6").rename(tmp_path / "gone")
-    codes, _, errors = outcome(start("--resume", two, script=SFL_SCRIPT))
+    codes, _, errors = outcome(pair("--resume", two, script=SFL_SCRIPT))
     assert codes == [0, 0] and "resuming after update 3 of 6" in errors[0], errors
     assert metrics_of(two) == lines
 
@@ -196,7 +188,7 @@ def test_bad_input_and_processes_that_differ_end_both(tmp_path, differing, said)
     """Before a folder is made. They would wait for each other forever."""
     if not differing:
         (tmp_path / "runs/x").mkdir(parents=True)
-    codes, _, errors = outcome(start("--runs-dir", tmp_path / "runs", "--run-name", "x", script=MEET, **differing))
+    codes, _, errors = outcome(pair("--runs-dir", tmp_path / "runs", "--run-name", "x", script=MEET, **differing))
     assert codes == [2, 2], errors
     assert all(error.count("\n") == 1 and said in error for error in errors)
     assert not differing or not (tmp_path / "runs").exists()

@@ -3,14 +3,13 @@
 import fcntl
 import json
 import shlex
-import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import Bandit
+from conftest import Bandit, start
 
 import doctor
 import ppo
@@ -24,7 +23,6 @@ from clinic import advice, diagnosis, how_many, levers, usual
 from common import envs
 from common.run import checkpoints
 from common.run.arguments import UsageError, flag, parse
-from common.run.command import main as run_main
 
 LINES = 200
 X = np.linspace(0, 1, LINES)
@@ -149,15 +147,12 @@ def undrawn(monkeypatch):
 
 def call(capsys, *words):
     """python doctor.py ... in this process. -> its exit code, stdout, stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["doctor.py", *map(str, words)])
-        code = 0
-        try:
-            run_main(doctor.main, doctor.Args)
-        except SystemExit as end:
-            code = end.code
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    code = 0
+    try:
+        start(doctor, *words)
+    except SystemExit as end:
+        code = end.code
+    return code, *capsys.readouterr()
 
 
 def test_the_report_of_a_run(tmp_path, capsys):

@@ -1,11 +1,11 @@
 """--evaluate: what a finished run's own evaluation said, without training."""
 
 import json
-import sys
 
 import jax
 import numpy as np
 import pytest
+from conftest import start
 
 import ppo
 import ppo_ewma
@@ -14,7 +14,6 @@ import ppo_rnn
 import pqn
 from common import evaluation
 from common.run import arguments, plots, run as runs
-from common.run.command import main as run_main
 
 SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn}
 FLAGS = (
@@ -26,9 +25,7 @@ FLAGS = (
 def call(script, folder, *flags):
     """A script's main function with these flags; the folder of the run that it makes."""
     before = set(folder.iterdir())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{script}.py", *map(str, flags), "--runs-dir", str(folder)])
-        run_main(SCRIPTS[script].train, SCRIPTS[script].Args)
+    start(SCRIPTS[script], *flags, "--runs-dir", folder)
     (made,) = set(folder.iterdir()) - before
     return made
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
-from conftest import Noise, Toy, Training, leaves_close, one_learner, same
-from test_init_from import call, learner_at, lines_of, resumed
+from conftest import Noise, Toy, Training, leaves_close, metrics_of, one_learner, same
+from test_init_from import call, learner_at, resumed
 
 import ppo
 import ppo_ewma
@@ -418,9 +418,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     script, flags = SCRIPTS[name][0], [*SMALL.split(), *RUNS[name].split()]
     straight = call(script, tmp_path / "straight", *flags)
     killed = resumed(script, straight.path, tmp_path / "killed", after=3)
-    assert lines_of(killed) == lines_of(straight.path)
-    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
+    assert metrics_of(killed) == metrics_of(straight.path)
+    assert [row["update"] for row in metrics_of(killed)] == [1, 2, 3, 4, 5, 6]
     same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
     if name == "sapg":  # two epochs in each update
-        rates = [row["charts/learning_rate"] for row in lines_of(killed)]
+        rates = [row["charts/learning_rate"] for row in metrics_of(killed)]
         np.testing.assert_allclose(rates, 1e-5 * 1.5 ** np.arange(2, 13, 2), rtol=1e-5)

@@ -3,14 +3,13 @@ the runs, tests/test_paper_b.py the figures of paper B and those that need a GPU
 
 import functools
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import read, write_run
+from conftest import read, start, write_run
 from test_grid import tasks
 
 import figures
@@ -22,7 +21,6 @@ import sapg
 import sfl_kinetix
 import stochastic_opt
 from common.run import arguments
-from common.run.command import main as run_main
 from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
 from experiments.effects import Effect, bootstrap, difference, over_games, verdict
@@ -354,13 +352,8 @@ def no_runs(monkeypatch):
     monkeypatch.setattr(grid, "_start", lambda *_: pytest.fail("started a run"))
 
 
-def call(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["figures.py", *map(str, flags)])
-    run_main(figures.main, figures.Args)
-
-
-def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(monkeypatch, written, tmp_path, capsys, no_runs):
-    call(monkeypatch, "5a", "1b", "--runs-dir", written, "--results-dir", tmp_path / "new")
+def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path, capsys, no_runs):
+    start(figures, "5a", "1b", "--runs-dir", written, "--results-dir", tmp_path / "new")
     out = capsys.readouterr().out
     assert {p.name for p in (tmp_path / "new").iterdir()} == {
         f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")
@@ -387,7 +380,7 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
     monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: ["a: exit code 1: no memory"])
     (tmp_path / "fig_1b.png").mkdir()
     with pytest.raises(SystemExit) as exit:
-        call(monkeypatch, "1b", "3b", "--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
+        start(figures, "1b", "3b", "--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
     why = f"[Errno 21] Is a directory: '{tmp_path / 'fig_1b.png'}'"
     failed = f"figures.py: failed: a: exit code 1: no memory\nfigures.py: failed: figure 1b: cannot be drawn ({why})"
     assert exit.value.code == failed and read(tmp_path / "fig_3b.json")["verdict"] == "open"
@@ -404,18 +397,18 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
         ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
     ],
 )
-def test_bad_input_is_one_line(monkeypatch, capsys, no_runs, flags, said):
+def test_bad_input_is_one_line(capsys, no_runs, flags, said):
     with pytest.raises(SystemExit) as exit:
-        call(monkeypatch, *flags.split())
+        start(figures, *flags.split())
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith("figures.py: error: ") and said in line
 
 
-def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, tmp_path, written, no_runs):
+def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, written, no_runs):
     cells = laptop_cells("3a", "1a")
     (tmp_path / "laptop").mkdir()
     (tmp_path / "laptop" / cells[0].name).symlink_to(written / "laptop" / cells[0].name)
-    call(monkeypatch, "3a", "1a", "--dry-run", "--runs-dir", tmp_path, "--results-dir", tmp_path)
+    start(figures, "3a", "1a", "--dry-run", "--runs-dir", tmp_path, "--results-dir", tmp_path)
     out, err = capsys.readouterr()
     missing = [c for c in cells if c.name != cells[0].name]
     assert sorted(out.splitlines()) == sorted(shlex.join(grid.command(c, tmp_path / "laptop")) for c in missing)
@@ -423,14 +416,14 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(monkeypatch, capsys, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
 
 
-def test_no_picture_is_drawn_of_nothing(monkeypatch, tmp_path, no_runs):
+def test_no_picture_is_drawn_of_nothing(tmp_path, no_runs):
     with pytest.raises(SystemExit) as refused:
-        call(monkeypatch, "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path)
+        start(figures, "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path)
     assert refused.value.code == 2 and not any(tmp_path.glob("fig*"))
 
 
-def test_the_slurm_arrays_hold_the_commands_of_the_runs(monkeypatch, tmp_path, no_runs, capsys):
-    call(monkeypatch, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
+def test_the_slurm_arrays_hold_the_commands_of_the_runs(tmp_path, no_runs, capsys):
+    start(figures, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
     cells = grid.with_sources([c for f in ("1a", "3a") for c in each(FIGURES[f].cells(PRESETS["paper"]))])
     lines = [line for n in (0, 1) for line in tasks((tmp_path / f"paper/fig-1a-3a-{n}.sbatch").read_text())]
     assert [shlex.split(x)[1:] for x in lines] == [grid.command(cell, tmp_path / "paper")[1:] for cell in cells]

@@ -14,8 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import metrics_of
 
-from common.run import checkpoints, plots
+from common.run import checkpoints
 from common.run.arguments import parse, sections
 
 ROOT = Path(__file__).parents[1]
@@ -59,10 +60,6 @@ def module():
         yield module
 
 
-def lines_of(path):
-    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
-
-
 def test_help_names_every_flag(module, capsys):
     with pytest.raises(SystemExit):
         parse(module.Args, "", ["--help"])
@@ -75,7 +72,7 @@ def test_a_tiny_training_leaves_a_whole_run(straight):
     names = {"args.json", "metrics.jsonl", "source.py", "summary.json", "curve.png", "checkpoints"}
     assert names <= {path.name for path in straight.iterdir()}
     assert (straight / "source.py").read_text() == (ROOT / f"{SCRIPT}.py").read_text()
-    lines = lines_of(straight)
+    lines = metrics_of(straight)
     assert [line["update"] for line in lines] == [*range(1, UPDATES + 1), UPDATES]
     assert "eval/episodic_return" in lines[-1] and "outer/kl" in lines[0]
     assert json.loads((straight / "args.json").read_text())["script"] == SCRIPT
@@ -96,7 +93,7 @@ def test_a_killed_run_goes_on_bit_for_bit(straight):
     assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
     done = run(folder, "--resume", "runs/killed")
     assert done.returncode == 0, done.stderr
-    assert lines_of(folder / "runs/killed") == lines_of(straight)
+    assert metrics_of(folder / "runs/killed") == metrics_of(straight)
 
 
 def test_two_devices_keep_one_learner(module, tmp_path):
@@ -116,14 +113,14 @@ def test_a_new_run_starts_from_a_checkpoint(straight):
     done = run(straight.parents[1], *tiny(1, "--init-from", f"{straight}@10", "--run-name", "branch"))
     assert done.returncode == 0, done.stderr
     record = json.loads((straight.with_name("branch") / "args.json").read_text())
-    assert record["steps_before"] == 320 and len(lines_of(straight.with_name("branch"))) == 1
+    assert record["steps_before"] == 320 and len(metrics_of(straight.with_name("branch"))) == 1
 
 
 def test_a_run_is_evaluated(straight):
     done = run(straight.parents[1], "--evaluate", straight, "--num-eval-episodes", 4, "--run-name", "evaluated")
     assert done.returncode == 0, done.stderr
-    (line,) = lines_of(straight.with_name("evaluated"))
-    assert line == lines_of(straight)[-1]
+    (line,) = metrics_of(straight.with_name("evaluated"))
+    assert line == metrics_of(straight)[-1]
 
 
 # docs/fork.md
@@ -155,7 +152,7 @@ def test_an_example_of_the_page_runs(tmp_path, title, diff):
     flags = tiny(2, "--run-name", "run", "--hidden-sizes", 8, "--plasticity-every", 0)
     done = run(tmp_path, *flags, script=tmp_path / "my_ppo.py")
     assert done.returncode == 0, done.stderr
-    line = lines_of(tmp_path / "runs/run")[1]
+    line = metrics_of(tmp_path / "runs/run")[1]
     if "metric" in title:
         assert line["losses/advantage_std"] > 0
     if "loss" in title:

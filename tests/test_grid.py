@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from conftest import starts, wait_for
 
 from experiments import grid
 from experiments.grid import Cell
@@ -41,11 +42,6 @@ def run(*cells, jobs=2):
     return grid.run_missing(cells, RUNS, jobs, said.append), said
 
 
-def starts():
-    """The flags of each start, in order."""
-    return [shlex.split(line) for line in Path("starts").read_text().splitlines()] if Path("starts").exists() else []
-
-
 def started():
     """The names of the runs that were started, in order; a resumed one with a +."""
     return [
@@ -60,13 +56,6 @@ def broken_off(name, *updates):
     (RUNS / name / "args.json").write_text(json.dumps({"--updates": "10"}))
     for update in updates:
         (RUNS / name / "checkpoints" / str(update)).mkdir()
-
-
-def wait_for(happened, seconds=20):
-    end = time.time() + seconds
-    while not happened() and time.time() < end:
-        time.sleep(0.01)
-    assert happened()
 
 
 # What is run

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import metrics_of
 
 import ppo
 from common import envs, evaluation
@@ -164,11 +165,6 @@ def test_an_evaluation_plays_one_episode_in_each_of_its_own_environments():
     assert len(again._pools) == 1
 
 
-def lines(path):
-    kept = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{name: x for name, x in line.items() if name not in ("time", "charts/SPS")} for line in kept]
-
-
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_each_chunk_has_its_own_environments():
     args = ppo.Args(**SMALL, env_id=COUNTING, total_timesteps=2 * 48, num_rollout_chunks=2)
@@ -196,7 +192,7 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
         **SMALL, env_id="gymnasium/CartPole-v1", total_timesteps=4 * 48, checkpoint_every=2, runs_dir=str(tmp_path)
     )
     path = ppo.train(args)
-    whole = lines(path)
+    whole = metrics_of(path)
     shutil.rmtree(path / "checkpoints/4")
     _, _, _, init, _, _, keys = ppo.build(args)
     fresh = init(keys)
@@ -214,7 +210,7 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
     assert said == [
         "resuming after update 2 of 4; all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
     ]
-    assert lines(path)[:2] == whole[:2] and [line["update"] for line in lines(path)] == [1, 2, 3, 4, 4]
+    assert metrics_of(path)[:2] == whole[:2] and [line["update"] for line in metrics_of(path)] == [1, 2, 3, 4, 4]
 
 
 @pytest.mark.slow
@@ -228,7 +224,7 @@ def test_an_environment_that_raises_ends_the_run_in_one_line_and_loses_nothing(t
     where = f'ppo.py: --env-id {COUNTING} --env-kwargs {{"fail_at": 39}}: step raises ValueError: the cable is ('
     assert err[-1].startswith(where) and "counting.py:" in err[-1]
     assert "the newest checkpoint is that of update 4; to go on: python" in err[-2]
-    assert [line["update"] for line in lines(tmp_path / "broken")] == [1, 2, 3, 4]
+    assert [line["update"] for line in metrics_of(tmp_path / "broken")] == [1, 2, 3, 4]
     assert (tmp_path / "broken/environment.py").read_text() == (ROOT / "tests/counting.py").read_text()
 
 
@@ -270,7 +266,7 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGINT and "Traceback" not in errors, errors
         (update,) = (int(path.name) for path in (tmp_path / "x/checkpoints").iterdir())
-        assert [line["update"] for line in lines(tmp_path / "x")] == list(range(1, update + 1))
+        assert [line["update"] for line in metrics_of(tmp_path / "x")] == list(range(1, update + 1))
         with pytest.raises(ProcessLookupError):  # soon nobody is left
             for _ in range(200):
                 os.killpg(process.pid, 0)

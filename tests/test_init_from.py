@@ -2,20 +2,17 @@
 
 import json
 import shutil
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from conftest import differ, reusing, same
-from test_runs import metrics_of as lines_of
+from conftest import differ, metrics_of, reusing, same, start
 
 import ppo
 import ppo_ewma
 from common.run import checkpoints, run as runs
 from common.run.arguments import UsageError
-from common.run.command import main as run_main
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -47,11 +44,10 @@ def call(script, folder, *flags, stop=False):
         return state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, flags), "--runs-dir", str(folder)])
         patch.setattr(runs.Run, "restore", spy)
         reusing(patch, script)
         try:
-            run_main(script.train, script.Args)
+            start(script, *flags, "--runs-dir", folder)
         except Started:
             assert stop
     return Outcome(**found)
@@ -75,9 +71,8 @@ def resumed(script, straight, folder, after, *flags):
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:after]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{script.__name__}.py", "--resume", str(folder), *flags])
         reusing(patch, script)
-        run_main(script.train, script.Args)
+        start(script, "--resume", folder, *flags)
     return folder
 
 
@@ -141,8 +136,8 @@ def test_a_killed_run_keeps_its_proximal_policy_bit_for_bit(of_ewma, tmp_path):
     killed = resumed(ppo_ewma, of_ewma.path, tmp_path / "killed", after=3)
     same(learner_at(of_ewma._replace(path=killed), 6), learner_at(of_ewma, 6))
     assert differ(learner_at(of_ewma, 6).proximal, learner_at(of_ewma, 2).proximal)
-    assert lines_of(killed) == lines_of(of_ewma.path)
-    assert [row["update"] for row in lines_of(killed)] == [1, 2, 3, 4, 5, 6]
+    assert metrics_of(killed) == metrics_of(of_ewma.path)
+    assert [row["update"] for row in metrics_of(killed)] == [1, 2, 3, 4, 5, 6]
     assert json.loads((killed / "summary.json").read_text())["updates"] == 6
 
 
@@ -164,8 +159,8 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     ((start, layout),) = started
     same(start, jax.device_get(saved))
     assert len(layout.device_set) == 2 and layout.shard_shape((1, 4, 4)) == (1, 2, 4)
-    assert lines_of(found)[:4] == lines_of(straight.path)[:4]
-    assert [row["update"] for row in lines_of(found)] == [1, 2, 3, 4, 5, 6]
+    assert metrics_of(found)[:4] == metrics_of(straight.path)[:4]
+    assert [row["update"] for row in metrics_of(found)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, tmp_path):

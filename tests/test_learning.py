@@ -1,10 +1,10 @@
 """The table of results: every row can be run, runs are made once, and the page says what the JSON says."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import starts
 
 from benchmarks import learning, purejaxrl, tasks
 from benchmarks.learning import Args
@@ -70,7 +70,7 @@ def stub(monkeypatch, tmp_path):
     bad = Row("broken", "classic", "Run", "stub.py", "--env-id broken", seeds=1)
     alone = Row("alone", "headline", "Stand", "stub.py", "", seeds=1, alone=True)
     monkeypatch.setattr(learning, "TABLE", {row.name: row for row in (good, bad, alone)})
-    return lambda: [shlex.split(line) for line in Path("starts").read_text().splitlines()]
+    return starts
 
 
 def run_of(row, seed, sampled, **changes):

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import start
 
 import ppo
 from common import envs
 from common.run import arguments, checkpoints, plots, run as runs
 from common.run.arguments import UsageError
-from common.run.command import main as run_main
 from common.run.folder import _of_environment
 from common.suites import own
 
@@ -81,11 +81,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def call(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["ppo.py", *map(str, flags)])
-    run_main(ppo.train, ppo.Args)
-
-
 def error_of(env_id, kwargs=None):
     """The line with which a script ends."""
     with pytest.raises(UsageError) as error:
@@ -98,10 +93,10 @@ def error_of(env_id, kwargs=None):
 
 
 @pytest.mark.slow
-def test_the_shortest_way_is_learned(here, monkeypatch):
+def test_the_shortest_way_is_learned(here):
     """Three steps of -0.1, and 1 for the goal."""
     (here / "my_file.py").write_text(WALK)
-    call(monkeypatch, "--env-id", "my_file:Walk", *SMALL.split(), 256 * 40, "--learning-rate", 0.01)
+    start(ppo, "--env-id", "my_file:Walk", *SMALL.split(), 256 * 40, "--learning-rate", 0.01)
     (folder,) = (here / "runs").iterdir()
     assert re.fullmatch(r"my_file-Walk__ppo__0__\d+-\d+", folder.name)
     last = plots.read_lines(folder)[-1]
@@ -293,22 +288,22 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "save_if_due", stopped)
         with pytest.raises(SystemExit):
-            call(patch, *flags)
+            start(ppo, *flags)
     assert json.loads((here / "runs/one/args.json").read_text())["args"]["env_kwargs"] == '{"size": 6}'
     (here / "my_file.py").write_text(ARGUMENTS + "# edited\n")
     capsys.readouterr()
-    call(monkeypatch, "--resume", "runs/one")
+    start(ppo, "--resume", "runs/one")
     assert "another version of my_file.py; its own is runs/one/environment.py" in capsys.readouterr().err
     assert checkpoints.checkpoint_updates(here / "runs/one/checkpoints")[-1] == 2
     again = ["--eval-deterministic", "--num-eval-episodes", 32]
-    call(monkeypatch, "--evaluate", "runs/one", "--run-name", "evaluated", *again)
+    start(ppo, "--evaluate", "runs/one", "--run-name", "evaluated", *again)
     saved = json.loads((here / "runs/evaluated/args.json").read_text())["args"]
     assert (saved["env_id"], saved["env_kwargs"]) == ("my_file:Native", '{"size": 6}')
     evaluated, trained = (plots.read_lines(here / "runs" / name)[-1] for name in ("evaluated", "one"))
     assert evaluated == trained | {"time": evaluated["time"]}
     (here / "my_file.py").unlink()
     with pytest.raises(SystemExit):
-        call(monkeypatch, "--evaluate", "runs/one", "--run-name", "lost")
+        start(ppo, "--evaluate", "runs/one", "--run-name", "lost")
     assert "no file my_file.py" in capsys.readouterr().err
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import metrics_of, same
 
 from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
@@ -140,15 +141,6 @@ def heard():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def same(a, b):
-    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
-
-
-def metrics_of(path):
-    return [{k: v for k, v in line.items() if k not in ("time", "charts/SPS")} for line in plots.read_lines(path)]
 
 
 def updates_of(path):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from coins import Coins, ToyNetwork, coins, install
-from conftest import differ, leaves_close, on_devices, same
+from conftest import differ, leaves_close, metrics_of, on_devices, same
 from jax.sharding import PartitionSpec as P
 
 import ppo
@@ -24,7 +24,7 @@ import sfl_kinetix
 from common import envs
 from common.actions import Categorical
 from common.arrays import unpack
-from common.run import arguments, folder, run as runs
+from common.run import arguments, folder, plots, run as runs
 from common.suites import kinetix
 from common.suites.kinetix_levels import LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published
@@ -319,15 +319,6 @@ def test_table_3_fits_and_candidates_are_rounded_up_to_whole_batches():
 # A whole run
 
 
-def lines_of(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def comparable(path):
-    clock = ("time", "charts/SPS", "search/seconds", "search/SPS")
-    return [{k: v for k, v in line.items() if k not in clock} for line in lines_of(path)]
-
-
 def watched(put, **spies):
     """Puts functions in the place of the programs of these names; each is given the program and its inputs."""
     build = sfl_kinetix.build
@@ -373,7 +364,7 @@ def straight(tmp_path_factory):
 
 
 def test_searches_come_every_t_updates_and_look_at_candidates_of_their_own(straight):
-    lines = lines_of(straight.path)
+    lines = plots.read_lines(straight.path)
     searches = [line for line in lines if "search/seconds" in line]
     assert [line["update"] for line in searches] == [1, 3, 5]
     assert [line["update"] for line in lines if "outer/kl" in line] == [1, 2, 3, 4, 5, 6]
@@ -397,9 +388,9 @@ def test_two_seeds_on_two_devices_in_chunks_are_resumed_between_two_searches(toy
     flags = dict(num_seeds=2, num_devices=2, num_rollout_chunks=2, checkpoint_every=1, keep_checkpoints=0)
     short = dict(total_timesteps=64 * 4, plasticity_every=0, run_name="straight")
     run = sfl_kinetix.train(replace(toy, **sizes, **flags, **short))
-    searches = [line for line in lines_of(run) if "search/seconds" in line]
+    searches = [line for line in plots.read_lines(run) if "search/seconds" in line]
     assert [line["search/levels"] for line in searches] == [[512, 512]] * 2
-    assert comparable(resumed(run, 3, tmp_path / "broken")) == comparable(run)
+    assert metrics_of(resumed(run, 3, tmp_path / "broken")) == metrics_of(run)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +422,7 @@ def test_a_signal_stops_a_search_between_two_batches(toy, monkeypatch, straight)
     assert stopped.value.code == 128 + signal.SIGTERM and len(scored) == 3
     assert [folder.name for folder in (broken / "checkpoints").iterdir()] == ["2"]
     sfl_kinetix.train(Args(resume=str(broken)))
-    assert comparable(broken) == comparable(straight.path)
+    assert metrics_of(broken) == metrics_of(straight.path)
 
 
 def start_of(args):
@@ -467,7 +458,7 @@ def test_a_branch_begins_with_all_that_its_parent_had_learned(toy, straight):
 def test_without_a_buffer_nothing_is_searched_and_with_com_its_policy_is_the_first_proximal_one(toy, capsys):
     flags = dict(buffer_share=0.0, search_batch=None, total_timesteps=64 * 2, plasticity_every=0)
     run = sfl_kinetix.train(replace(toy, **flags))
-    lines, said = lines_of(run), capsys.readouterr().out
+    lines, said = plots.read_lines(run), capsys.readouterr().out
     assert "note: --buffer-share 0: nothing is searched for; without effect: --num-candidates, " in said
     assert not any(key.startswith(("search", "buffer")) for line in lines for key in line)
     assert lines[-1]["update"] == 2 and lines[-1]["charts/buffer_solve_rate"] is None
@@ -563,11 +554,11 @@ def test_level_player_by_hand(monkeypatch):
 def test_a_run_is_evaluated_and_filmed_without_training(toy, capsys, straight):
     films = {"buffer-0.gif", "buffer-1.gif", "s-h0_weak_thrust.gif"}
     assert {f.name for f in (straight.path / "videos").iterdir()} == films
-    last = lines_of(straight.path)[-1]
+    last = plots.read_lines(straight.path)[-1]
     assert last["eval/solve_rate"] == 0 and last["levels/s/h0_weak_thrust/solve_rate"] == 1
     flags = dict(num_eval_episodes=3, eval_sizes=("s",), capture_video=True, video_buffer_levels=2)
     path = sfl_kinetix.train(replace(toy, evaluate=f"{straight.path}@6", **flags))
-    (line,) = lines_of(path)
+    (line,) = plots.read_lines(path)
     assert line["update"] == 6 and line["global_step"] == 64 * 6
     assert {k: v for k, v in line.items() if "/" in k} == {k: v for k, v in last.items() if "/" in k}
     assert (path / "videos" / "s-h0_weak_thrust.gif").exists() and not (path / "curve.png").exists()
@@ -669,7 +660,7 @@ def test_a_run_on_kinetix(tmp_path):
         run_name="run",
     )  # fmt: skip
     run = sfl_kinetix.train(args)
-    search, first, second, evaluated = lines_of(run)
+    search, first, second, evaluated = plots.read_lines(run)
     assert search["buffer/levels"] > 0 and search["search/levels"] <= 16
     assert 0 < first["outer/kl"] < 1 and second["plasticity/feature_rank"] > 1
     assert len([key for key in evaluated if key.startswith("levels/s/")]) == 3 * 10

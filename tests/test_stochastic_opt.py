@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from conftest import metrics_of, start
 
 import stochastic_opt
-from common.run import plots
-from common.run.command import main as run_main
 
 ARGS = stochastic_opt.Args(dimension=5, num_steps=10, num_seeds=1)
 
@@ -143,12 +141,6 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
 # The command line
 
 
-def call(monkeypatch, *flags):
-    """stochastic_opt.py with these flags, in this process."""
-    monkeypatch.setattr(sys, "argv", ["stochastic_opt.py", *map(str, flags)])
-    run_main(stochastic_opt.train, stochastic_opt.Args)
-
-
 @pytest.mark.parametrize(
     "flags, said",
     [
@@ -158,9 +150,9 @@ def call(monkeypatch, *flags):
         ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
     ],
 )
-def test_bad_input_is_answered_in_one_line(monkeypatch, capsys, tmp_path, flags, said):
+def test_bad_input_is_answered_in_one_line(capsys, tmp_path, flags, said):
     with pytest.raises(SystemExit) as exit:
-        call(monkeypatch, *flags.split(), "--runs-dir", tmp_path)
+        start(stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
     (line,) = capsys.readouterr().err.splitlines()
     assert exit.value.code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
     assert not list(tmp_path.iterdir())
@@ -171,20 +163,14 @@ FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run from start to end, and what it printed."""
+    """A run from start to end."""
     folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        call(patch, *FLAGS.split(), "--runs-dir", folder, "--run-name", "straight")
+    start(stochastic_opt, *FLAGS.split(), "--runs-dir", folder, "--run-name", "straight")
     return folder / "straight"
 
 
-def measured(path):
-    """The lines of a run, without how long they took."""
-    return [{k: v for k, v in row.items() if k not in ("time", "charts/SPS")} for row in plots.read_lines(path)]
-
-
 def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
-    lines = measured(straight)
+    lines = metrics_of(straight)
     assert [line["update"] for line in lines] == list(range(1, 31))
     theory = stochastic_opt.predict_distance(replace(ARGS, dimension=4), np.arange(31))
     np.testing.assert_allclose([line["theory/negative_distance"] for line in lines], -theory[1:], rtol=1e-9)
@@ -198,7 +184,7 @@ def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
     assert (summary["updates"], summary["env_id"]) == (30, "bowl")
 
 
-def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
+def test_a_run_that_was_half_done_goes_on_bit_for_bit(straight):
     half = straight.parent / "half"
     shutil.copytree(straight, half)
     for name in ("20", "30"):
@@ -207,6 +193,6 @@ def test_a_run_that_was_half_done_goes_on_bit_for_bit(monkeypatch, straight):
         (half / name).unlink()
     text = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
     (half / "metrics.jsonl").write_text("".join(text[:14]))
-    call(monkeypatch, "--resume", half)
-    assert measured(half) == measured(straight)
+    start(stochastic_opt, "--resume", half)
+    assert metrics_of(half) == metrics_of(straight)
     assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import same
 
 import ppo
 from common import envs
@@ -49,17 +50,6 @@ def short(suite, num_envs=4, **changed):
 
 def keys(number, seed=0):
     return jax.random.split(jax.random.key(seed), number)
-
-
-def words(tree):
-    """The leaves as NumPy arrays, also of random keys."""
-    bits = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
-    return [np.asarray(bits(x)) for x in jax.tree.leaves(tree)]
-
-
-def same(ours, theirs):
-    for a, b in zip(words(ours), words(theirs), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def error_of(env_id, **kw):

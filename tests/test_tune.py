@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("optuna")
 
 # isort: split
 import optuna
+from conftest import starts, wait_for
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
@@ -45,10 +45,6 @@ def run(*words, trials=4, envs=("CartPole-v1",), **flags):
 
 def study(args=None):
     return tune.open_study(args or tune.Args(), "s")
-
-
-def starts():
-    return [shlex.split(line) for line in Path("starts").read_text().splitlines()]
 
 
 def refusal(*words):
@@ -171,18 +167,10 @@ def started(*words):
     )  # fmt: skip
 
 
-def wait_for(*patterns):
-    for _ in range(3000):
-        if all(list(Path().glob(pattern)) for pattern in patterns):
-            return
-        time.sleep(0.02)
-    raise AssertionError(patterns)
-
-
 def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them():
     words = ["--seconds", "3", "--workers", "2", "--trials", "3"]
     process = started(*words)
-    wait_for("runs/tune/s/trial-0000*/metrics.jsonl", "runs/tune/s/trial-0001*/metrics.jsonl")
+    wait_for(lambda: len([*Path().glob("runs/tune/s/trial-*/metrics.jsonl")]) == 2)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "the same command goes on" in said and "Traceback" not in said
@@ -198,7 +186,7 @@ def test_a_signal_stops_the_runs_and_the_study_goes_on_with_them():
 
 def test_trials_of_a_killed_study_are_taken_up_again():
     process = started("--seconds", "2", "--trials", "2")
-    wait_for("runs/tune/s/trial-0000*/metrics.jsonl")
+    wait_for(lambda: [*Path().glob("runs/tune/s/trial-0000*/metrics.jsonl")])
     process.kill()
     process.wait()
     assert [t.state for t in study().trials] == [TrialState.RUNNING]
