@@ -12,10 +12,11 @@ import ppo_ewma
 import ppo_rnd
 import ppo_rnn
 import pqn
+import sapg
 from common import evaluation
 from common.run import arguments, plots, run as runs
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn}
+SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn, "sapg": sapg}
 FLAGS = (
     "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
     "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3 --plasticity-every 0"
@@ -43,7 +44,8 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch, script):
-    """Each array of the learner has numbers of its own, so that none can stand for another one."""
+    """Each array of the learner has numbers of its own, so that none can stand for another one. Of
+    sapg.py's blocks the last one plays, the leader."""
 
     class Made(Exception):
         """In place of a player."""
@@ -52,7 +54,8 @@ def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch
         raise Made(policy, memory(64))
 
     module, rng = SCRIPTS[script], np.random.default_rng(1)
-    args, _, network, init, *_, keys = module.build(arguments.parse(module.Args, "", FLAGS.split()))
+    flags = FLAGS + " --num-blocks 2" * (script == "sapg")
+    args, _, network, init, *_, keys = module.build(arguments.parse(module.Args, "", flags.split()))
     learner = jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), jax.eval_shape(init, keys).learner)
     mean, std, z = learner.obs_stats.mean, abs(learner.obs_stats.var), np.float32(rng.normal(size=(64, 4)))
     learner = learner._replace(obs_stats=learner.obs_stats._replace(var=std**2))
@@ -61,10 +64,10 @@ def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch
         module.train(args)
     policy, *memory = (x for x in made.value.args if x is not None)
     dist = policy(learner, mean + std * z, *memory)
-    out = network.apply(learner.params, z, *memory)
+    out = network.apply(learner.params, z, *([np.full(64, 1)] if script == "sapg" else memory))
     expected = np.eye(2)[out.argmax(-1)] if script == "pqn" else jax.nn.softmax(out[0].logits)
     np.testing.assert_allclose((dist[0] if memory else dist).probs(), expected, atol=1e-3)
-    assert np.ptp(expected[:, 0]) > 0.2
+    assert np.ptp(expected[:, 0]) > 0.1
 
 
 def test_a_checkpoint_is_evaluated_as_it_was(trained, monkeypatch):

@@ -337,12 +337,12 @@ def test_layers_are_normalised_before_the_activation_and_measured_after_it(name)
     leaves_close([*sown["intermediates"]["hidden"], features], [*layers, x], atol=1e-5)
 
 
-def surrogates(name, now, advantage, factor=0.0):
+def surrogates(name, now, advantage, factor=0.0, **flags):
     """The policy's term of the loss of single transitions, and its slopes in `now`, their log-probabilities [n], where
     0 is that under the policy that acted. factor: the logarithm of what ppo_ewma.py weighs the loss with, under its
     proximal policy, and of what sapg.py clips around."""
     script, own = LOSSES[name]
-    args = script.Args(**own, clip_eps=0.2, ent_coef=0.0, vf_coef=0.0, num_devices=1)
+    args = script.Args(**own, **flags, clip_eps=0.2, ent_coef=0.0, vf_coef=0.0, num_devices=1)
     zeros = jnp.zeros((1, 2) if name == "ppo_rnd" else 1)
 
     class Known(Categorical):
@@ -393,6 +393,11 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
     inside = np.exp(np.minimum(now.reshape(4, 4)[:, :2], 80)) * [-2.0, 2.0]
     np.testing.assert_allclose(found[..., :2], [inside, inside], rtol=1e-4)
     np.testing.assert_allclose(found[:, 0, 2], [-2.4 * np.exp(30), 0], rtol=1e-4)
+    if name == "ppo_ewma":  # one of e^-100 takes away a ratio to the proximal policy; a bound takes away one of e^100
+        assert np.isfinite(surrogates(name, [0, 0], [1, -1], -100)).all()
+        for bound in (2.0, 1e6):
+            _, slopes = surrogates(name, [100, 100], [1, -1], 100, max_importance_ratio=bound)
+            np.testing.assert_allclose(slopes, [-bound, bound], rtol=1e-4)
 
 
 # Runs

@@ -342,27 +342,6 @@ def test_what_cannot_work_is_one_line():
             build(sapg, Noise(space), args)
 
 
-def test_the_leader_is_evaluated(monkeypatch):
-    given = {}
-
-    def player(args, suite, policy):
-        given["policy"] = policy
-        raise UsageError("seen")
-
-    monkeypatch.setattr(sapg.evaluation, "Player", player)
-    args = sapg.Args(**FLAGS, env_id="CartPole-v1", num_blocks=3, norm_obs=True)
-    with pytest.raises(UsageError, match="seen"):
-        sapg.train(args)
-    network, obs = sapg.ActorCritic(args, Discrete((2,))), jnp.ones((5, 4))
-    params = jax.jit(network.init)(jax.random.key(0), obs, jnp.zeros(5, int))
-    params["params"]["actor"]["kernel"] *= 300
-    stats = sapg.statistics.initial_stats((4,))
-    played = given["policy"](sapg.Learner(params, None, stats, None), obs).logits
-    each = [network.apply(params, sapg.statistics.normalise(obs, stats), jnp.full(5, b))[0].logits for b in range(3)]
-    np.testing.assert_allclose(played, each[2], rtol=1e-5)
-    assert all(abs(played - other).max() > 0.1 for other in each[:2])
-
-
 # --adaptive-lr-kl
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -370,27 +369,6 @@ def test_searches_come_every_t_updates_and_look_at_candidates_of_their_own(strai
     assert [line["update"] for line in lines if "outer/kl" in line] == [1, 2, 3, 4, 5, 6]
     assert all(line["search/levels"] == 32 for line in searches)
     assert len(np.unique(np.concatenate(straight.candidates), axis=0)) == 3 * 32
-
-
-def resumed(straight, stop, broken):
-    """The run as if it had been killed after so many updates, resumed."""
-    (broken / "checkpoints").mkdir(parents=True)
-    for name in ("args.json", "metrics.jsonl"):
-        shutil.copy(straight / name, broken)
-    shutil.copytree(straight / "checkpoints" / str(stop), broken / "checkpoints" / str(stop))
-    return sfl_kinetix.train(Args(resume=str(broken)))
-
-
-@pytest.mark.slow
-def test_two_seeds_on_two_devices_in_chunks_are_resumed_between_two_searches(toy, tmp_path):
-    """With the buffer that they had."""
-    sizes = dict(minibatch_size=None, num_minibatches=2, num_envs=8, search_batch=None, num_candidates=512)
-    flags = dict(num_seeds=2, num_devices=2, num_rollout_chunks=2, checkpoint_every=1, keep_checkpoints=0)
-    short = dict(total_timesteps=64 * 4, plasticity_every=0, run_name="straight")
-    run = sfl_kinetix.train(replace(toy, **sizes, **flags, **short))
-    searches = [line for line in plots.read_lines(run) if "search/seconds" in line]
-    assert [line["search/levels"] for line in searches] == [[512, 512]] * 2
-    assert metrics_of(resumed(run, 3, tmp_path / "broken")) == metrics_of(run)
 
 
 @pytest.mark.parametrize(
