@@ -14,9 +14,8 @@ NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "ppo_rnn", "sapg", "pqn", "sfl_kinetix", 
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 
-# Definitions of the same name that may differ between two scripts.
-# Of ppo_ewma.py: carries the proximal policy, under the decoupled objective; --init-from takes a run of ppo.py, too.
-EWMA = "Learner optimise init_state measure_plasticity ppo_loss train Args.clip_eps"
+# Definitions of the same name that may differ between two scripts, and why.
+
 # Q-learning in place of a policy and its values.
 PQN = (
     "SAME Transition Batch TrainState forward rollout optimise measure_plasticity update init_state build train "
@@ -29,10 +28,10 @@ PQN = (
 SFL = (
     "SAME Learner TrainState forward rollout optimise measure_plasticity update init_state build train "
     "Args.__post_init__ Args.env_id Args.network Args.total_timesteps Args.num_steps Args.update_epochs "
-    "Args.minibatch_size Args.learning_rate "
+    "Args.minibatch_size Args.learning_rate"
 )
 # More of its defaults, and that it clips around either policy.
-SFL_PPO = SFL + "ppo_loss Args.ent_coef Args.clip_vloss Args.anneal_lr Args.gae_lambda Args.clip_eps"
+SFL_PPO = SFL + " ppo_loss Args.ent_coef Args.clip_vloss Args.anneal_lr Args.gae_lambda Args.clip_eps"
 # A bowl in place of environments: gradient steps, not steps of an environment, each with its learning rate.
 BOWL = (
     "TrainState update init_state train Args.__post_init__ Args.num_steps Args.learning_rate Args.anneal_lr Args.env_id"
@@ -49,8 +48,9 @@ DIFFERENT = {
     "measure_plasticity update init_state build train Args.__post_init__ Args.num_envs Args.ent_coef",
     ("ppo", "sfl_kinetix"): SFL_PPO,
     ("ppo_ewma", "sfl_kinetix"): SFL_PPO + " Args.com",  # None, the default, is PPO
-    ("pqn", "sfl_kinetix"): SFL + "Args.gamma Args.max_grad_norm Args.num_envs Args.anneal_lr Batch Transition",
-    ("ppo", "ppo_ewma"): EWMA,
+    ("pqn", "sfl_kinetix"): SFL + " Args.gamma Args.max_grad_norm Args.num_envs Args.anneal_lr Batch Transition",
+    # Carries the proximal policy, under the decoupled objective; --init-from takes a run of ppo.py, too.
+    ("ppo", "ppo_ewma"): "Learner optimise init_state measure_plasticity ppo_loss train Args.clip_eps",
     ("ppo", "pqn"): PQN,
     ("ppo_ewma", "pqn"): PQN + " Learner",
     **{(script, "stochastic_opt"): BOWL for script in ("ppo", "ppo_ewma", "pqn", "sfl_kinetix")},
