@@ -356,7 +356,8 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path,
     start(figures, "5a", "1b", "--runs-dir", written, "--results-dir", tmp_path / "new")
     out = capsys.readouterr().out
     assert {p.name for p in (tmp_path / "new").iterdir()} == {
-        f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")
+        *(f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")),
+        "effects_Pendulum-v1.png",
     }
     for name in ("5a", "1b"):
         summary = read(tmp_path / f"new/fig_{name}.json")
@@ -374,6 +375,24 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path,
     assert run["machine"] == {"cpu": "a toaster"} and (run["git_commit"], run["jax"]) == ("abc", "1.2.3")
     assert len(run["final"]) == 10 and abs(np.mean(run["final"]) - (-1200 + 1050 * 0.9)) < 10
     assert len(run["curve"]["step"]) == len(run["curve"]["ci95"]) == 40
+
+
+def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    shown = {"estimate": 0.0, "above": None, "below": None, "outcome": "holds"}
+    a = shown | {"what": "a", "low": 0.2, "high": 0.4, "above": 0.1}
+    within = shown | {"what": "b", "low": -0.05, "high": 0.05}
+    none = within | {"what": "of two seeds", "low": None}
+    pictures.forest(
+        {"1a": {"effects": [a, none]}, "4": {"effects": [within | {"above": -0.1}, within | {"below": 0.1}]}}, ""
+    )
+    axes = drawn[0].axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["1a: a", "4: b"]
+    lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [0.2, 0.4] in lines and [-0.05, 0.05] in lines
+    bands = [(band.get_datalim(axes.transData).x0, band.get_datalim(axes.transData).x1) for band in axes.collections]
+    np.testing.assert_allclose(bands, [(0.1, axes.get_xlim()[1]), (-0.1, 0.1)])
 
 
 def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_path, no_runs, capsys):
