@@ -114,58 +114,22 @@ def environments() -> None:
 
 def arms(brief: bool = False) -> None:
     """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims. brief: only a sentence."""
-    found, asked = read("arms"), study.Args()
-    named = lambda arm: "{:,} × {:,}".format(*ARMS[arm][:2])  # noqa: E731
+    found = read("arms")
     runs = study.returns(found)
     scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
     failed = study.fails_gate(runs)
-    claims, told = [], []
-    for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
-        what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
-        if seeds < effects.FEWEST:
-            claims.append([number, what, claim, *["–"] * (2 + len(GAMES)), "not run"])
-            continue
-        of = study.differences(scores[a], scores[b])
-        _, low, high = of["interquartile mean"]
-        verdict = study.judged(low, high, *margin) if seeds >= asked.seeds else f"open ({seeds} of {asked.seeds} seeds)"
-        verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
-        claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
-        told.append(f"{what}: {signed(*of['interquartile mean'], digits=2)}. {claim.capitalize()}: {verdict}.")
+    claims, told = claims_of_arms(scores, failed)
     if brief:
         print("- [Environments × steps per update](docs/report.md), flags from 12 trials each, scores (1: published):")
         print(f"  {' '.join(told) or 'not run yet.'}")
         return
-
-    rows = []
-    for arm in ARMS:
-        trials = found["trials"].get(arm, [])
-        pruned = sum(trial.get("state") == "pruned" for trial in trials)
-        stopped = f" ({pruned} stopped early)" if pruned else ""
-        row: list[Any] = [named(arm), f"{len(trials)} of {asked.trials}{stopped}"]
-        if len(trials) >= asked.trials:
-            best = max(
-                (t for t in trials if t["score"] is not None and t.get("state") != "pruned"), key=lambda t: t["score"]
-            )
-            edges = study.at_edge(arm, best["flags"])
-            shown = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in best["flags"].values()]
-            marked = [text + "*" * (name in edges) for name, text in zip(best["flags"], shown, strict=True)]
-            of = dict(zip(best["flags"], marked, strict=True))
-            row += [f"{best['score']:.2f}", *(of[name] for name in found_flags(found))]
-        rows.append(row + ["–"] * (3 + len(found_flags(found)) - len(row)))
-    heads = [f"`--{name.replace('_', '-')}`" for name in found_flags(found)]
-    table(["N × K", "trials", "best trial", *heads], rows)
-    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
-
+    flags_of_arms(found)
     rows = []
     for arm, by_game in runs.items():
-        row = [named(arm)]
-        for game in GAMES:
-            values = np.array(list(by_game[game].values()))
-            row.append("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(values), len(values)) if len(values) else "–")
-        has = len(scores[arm]) > 0
-        rows.append(
-            [*row, *([f"{float(effects.iqm(scores[arm])):.2f}", f"{scores[arm].mean():.2f}"] if has else ["–", "–"])]
-        )
+        values = [np.array(list(by_game[game].values())) for game in GAMES]
+        returns = ("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) if len(x) else "–" for x in values)
+        of = [f"{effects.iqm(scores[arm]):.2f}", f"{scores[arm].mean():.2f}"] if len(scores[arm]) else ["–", "–"]
+        rows.append([named(arm), *returns, *of])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     table(["N × K", *games, "score (interquartile mean)", "mean"], rows)
     print("\nReturns: mean ± half the 95 % interval (seeds).", end=" ")
@@ -177,9 +141,43 @@ def arms(brief: bool = False) -> None:
     measured(found)
 
 
-def found_flags(found: dict[str, Any]) -> list[str]:
-    """The flags that the trials of results/arms.json searched."""
-    return list(next(iter(found["trials"].values()))[0]["flags"])
+def named(arm: str) -> str:
+    return "{:,} × {:,}".format(*ARMS[arm][:2])
+
+
+def claims_of_arms(scores: dict[str, np.ndarray], failed: list[str] | None) -> tuple[list[list[Any]], list[str]]:
+    """-> the rows of the claims, and a sentence for each that was run. failed: games on which the gate fails."""
+    claims, told, wanted = [], [], study.Args.seeds
+    for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
+        what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
+        if seeds < effects.FEWEST:
+            claims.append([number, what, claim, *["–"] * (2 + len(GAMES)), "not run"])
+            continue
+        of = study.differences(scores[a], scores[b])
+        _, low, high = of["interquartile mean"]
+        verdict = study.judged(low, high, *margin) if seeds >= wanted else f"open ({seeds} of {wanted} seeds)"
+        verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
+        claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
+        told.append(f"{what}: {signed(*of['interquartile mean'], digits=2)}. {claim.capitalize()}: {verdict}.")
+    return claims, told
+
+
+def flags_of_arms(found: dict[str, Any]) -> None:
+    """The best trial of each arm."""
+    names, rows = list(next(iter(found["trials"].values()))[0]["flags"]), []
+    for arm in ARMS:
+        trials = found["trials"].get(arm, [])
+        pruned = sum(trial.get("state") == "pruned" for trial in trials)
+        row = [named(arm), f"{len(trials)} of {study.Args.trials}" + f" ({pruned} stopped early)" * bool(pruned)]
+        if len(trials) >= study.Args.trials:
+            ended = (t for t in trials if t["score"] is not None and t.get("state") != "pruned")
+            best = max(ended, key=lambda t: t["score"])
+            edges = study.at_edge(arm, best["flags"])
+            shown = {n: f"{x:.3g}" if isinstance(x, float) else str(x) for n, x in best["flags"].items()}
+            row += [f"{best['score']:.2f}", *(shown[name] + "*" * (name in edges) for name in names)]
+        rows.append(row + ["–"] * (3 + len(names) - len(row)))
+    table(["N × K", "trials", "best trial", *(f"`--{name.replace('_', '-')}`" for name in names)], rows)
+    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
 
 
 def pilots() -> None:
