@@ -469,7 +469,7 @@ def test_a_deleted_folder_is_made_again_by_the_next_checkpoint(args, capsys):
             if update == 4:
                 shutil.rmtree(run.path)
     assert capsys.readouterr().err.count("warning: cannot write") == 1
-    assert checkpoint_updates(run.path / "checkpoints")[-1] == 9 and updates_of(run.path)[-3:] == [7, 8, 9]
+    assert checkpoint_updates(run.path / "checkpoints")[-1] == 9 and updates_of(run.path) == [5, 6, 7, 8, 9]
     assert record_of(run.path) == json.loads(json.dumps(run._record))
 
 
@@ -497,6 +497,25 @@ def test_a_full_disk_does_not_stop_training(args, capsys, monkeypatch, limit):
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1 and not plots.finished(run.path)  # --resume, or an experiment, makes the last checkpoint
+
+
+def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room(args, capsys, limit):
+    run = run_of(args, 5)
+    with run:
+        run.write(1, {"a": 1})
+        limit((run.path / "metrics.jsonl").stat().st_size + 9)
+        for update in (2, 3):
+            run.write(update, {"a": update})
+        limit()
+        assert updates_of(run.path) == [1] and (run.path / "metrics.jsonl").read_text().endswith("}\n")
+        run.write(4, {"a": 4})
+        assert updates_of(run.path) == [1, 2, 3, 4]
+        limit(9)
+        run.write(5, {"a": 5})
+        limit()
+    run.finish()
+    assert [line["a"] for line in plots.read_lines(run.path)] == [1, 2, 3, 4, 5]
+    assert capsys.readouterr().err.count("warning: cannot write") == 1
 
 
 def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatch, limit):

@@ -5,6 +5,7 @@ summary.json and curve.png, and videos/ if there are any.
 """
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -119,6 +120,7 @@ class Run:
         self._tracker: Tracker | None = None
         self._pending: tuple[int, dict[str, jax.Array]] | None = None  # dispatched but not fetched
         self._rows: list[dict[str, np.ndarray]] = []  # fetched but not written
+        self._unwritten: list[bytes] = []  # lines that metrics.jsonl lacks
         self._busy = 0.0  # seconds that the updates in _rows took
         self._offset, self._clock = 0.0, time.perf_counter()
         self._born, self._shown = self._clock, {}
@@ -285,13 +287,20 @@ class Run:
         seconds = round(self._offset + time.perf_counter() - self._born, 3)
         line = {"update": update, "global_step": update * self.steps_per_update, "time": seconds}
         line |= {key: plain(value) for key, value in metrics.items()}
-        self.guard("metrics.jsonl", lambda: self._append(json.dumps(line, allow_nan=False)))
+        self._unwritten.append(f"{json.dumps(line, allow_nan=False)}\n".encode())
+        self.guard("metrics.jsonl", self._append)
         if self._tracker is not None:
             self._tracker.send(line)
 
-    def _append(self, line: str) -> None:
-        with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(f"{line}\n")
+    def _append(self) -> None:
+        """Append the lines that metrics.jsonl lacks: those that a full disk refuses wait for the next one."""
+        with open(self.path / "metrics.jsonl", "ab", buffering=0) as file:
+            while self._unwritten:
+                size = file.tell()
+                if file.write(self._unwritten[0]) < len(self._unwritten[0]):
+                    file.truncate(size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._unwritten.pop(0)
 
     def _take(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
         """Wait for the pending update, keep its metrics and write them when due. `following` is pending from now on."""
@@ -436,6 +445,7 @@ class Run:
         """Print the summary, and save it and curve.png. End the process with 128 + n if signal n stopped the run, else
         with 1 if its last checkpoint or evaluation failed. -> the run's folder."""
         if self.is_main:
+            self.guard("metrics.jsonl", self._append)
             summary = self._summary()
             # With a summary the run would be finished, and --resume, or what starts from its end, would go wrong.
             if not self._incomplete:
