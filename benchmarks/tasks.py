@@ -193,7 +193,7 @@ def on_minatar() -> Iterator[Row]:
             flags = f"--env-id {game}-MinAtar --total-timesteps {STEPS}{sticky}"
             rest = {"group": f"minatar{suffix}", "task": game}
             rest |= {"reference": scores[index], "source": (DISCOGEN, PGX)[index]}
-            for number in (64, 512, 2048, 8192):  # 2048 is the default
+            for number in (2048,) if sticky else (64, 512, 2048, 8192):  # 2048 is the default
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
             for script in ("ppo_ewma", "pqn"):

@@ -84,7 +84,7 @@ def forest(figures: dict[str, dict[str, Any]], out: Path | str) -> None:
         axes.plot([sides[0]["low"], sides[0]["high"]], [y, y], color=colour, linewidth=2)
         axes.plot(sides[0]["estimate"], y, "o", color=colour, markersize=5)
         first = y == 0 or rows[y - 1][0] != name
-        left.append(textwrap.fill(f"{name}: {what}" if first else what, 70))
+        left.append(textwrap.fill(f"{name}: {what}" if first else what, 70, break_on_hyphens=False))
         right.append(outcome)
         if first and y:
             axes.axhline(y - 0.5, color="#888888", linewidth=0.5)
