@@ -111,6 +111,7 @@ def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(
     assert new.proximal.weight == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_from_a_run_of_ppo_the_proximal_policy_starts_as_the_policy(of_ppo, tmp_path):
     """And it does train: the two must not share their memory, which each update is given to write in."""
     run = call(ppo_ewma, tmp_path, *CARTPOLE.split(), *BASE.split(), "--com", 4, "--init-from", of_ppo.path)

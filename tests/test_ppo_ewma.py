@@ -187,12 +187,8 @@ def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch
     np.testing.assert_allclose(proximal, average([*history, newest], 4.0, False), rtol=1e-4, atol=1e-6)
 
 
-SLOW = {"marks": pytest.mark.slow}
-
-
-@pytest.mark.parametrize(
-    "com, debias", [(4.0, True), pytest.param(6.5, False, **SLOW), pytest.param(0.0, False, **SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("com, debias", [(4.0, True), (6.5, False), (0.0, False)])
 def test_the_average_goes_on_over_updates_and_chunks_and_for_each_seed(monkeypatch, com, debias):
     steps = np.random.default_rng(0).normal(size=16)
     monkeypatch.setattr(ppo_ewma, "ADAM", prescribed(steps))
