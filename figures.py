@@ -117,9 +117,12 @@ def main(args: Args) -> None:
     for name in args.names:
         try:
             draw(name, args, folder)
-            draw_effects(name, args)
         except OSError as error:  # such as a full disk
             failed.append(f"figure {name}: cannot be drawn ({error})")
+    try:
+        draw_effects(args)
+    except OSError as error:
+        failed.append(f"the picture of effects: cannot be drawn ({error})")
     if failed:
         raise SystemExit("\n".join(f"figures.py: failed: {line}" for line in failed))
     return None
@@ -165,15 +168,15 @@ def draw(name: str, args: Args, folder: Path) -> None:
     print("\n".join([*(f"  {effect}" for effect in found), f"  {outcome} ({out})"]))
 
 
-def draw_effects(name: str, args: Args) -> None:
-    """Draws the effects of all figures there are of this one's preset in one picture, if it has one environment."""
-    preset = FIGURES[name].presets[args.preset]
-    env_id = getattr(preset, "base", {}).get("env_id")
-    alike = [args.output(n).with_suffix(".json") for n, f in FIGURES.items() if f.presets.get(args.preset) is preset]
-    found = [json.loads(path.read_text()) for path in alike if path.exists()]
-    if env_id and any(effect["low"] is not None for summary in found for effect in summary["effects"]):
-        out = args.output(name).name.replace(f"fig_{name}", f"effects_{env_id.replace('/', '_')}")
-        pictures.forest({summary["figure"]: summary for summary in found}, Path(args.results_dir) / out)
+def draw_effects(args: Args) -> None:
+    """Draws the effects of all figures there are of these figures' presets, a picture for each environment."""
+    for preset in {id(p): p for p in (FIGURES[name].presets[args.preset] for name in args.names)}.values():
+        alike = [n for n, figure in FIGURES.items() if figure.presets.get(args.preset) is preset]
+        there = [path for n in alike if (path := args.output(n).with_suffix(".json")).exists()]
+        if env_id := getattr(preset, "base", {}).get("env_id"):
+            out = args.output(alike[0]).name.replace(f"fig_{alike[0]}", f"effects_{env_id.replace('/', '_')}")
+            found = (json.loads(path.read_text()) for path in there)
+            pictures.forest({summary["figure"]: summary for summary in found}, Path(args.results_dir) / out)
 
 
 def describe(data: Data, cell: grid.Cell, folder: Path) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def save(what: Picture, out: Path | str, title: str, caption: str) -> None:
 
 
 def forest(figures: dict[str, dict[str, Any]], out: Path | str) -> None:
-    """Draws the effects of figures, {name: its summary}, each with its interval over where the claim wants it."""
+    """Draws the effects of figures, {name: its summary}, each with its interval over where the claim wants it, if any
+    effect has an interval."""
     from matplotlib.figure import Figure
 
     rows = []  # top to bottom: figure, what, the entries that it has (two where a claim wants it between two bounds)
@@ -72,6 +73,8 @@ def forest(figures: dict[str, dict[str, Any]], out: Path | str) -> None:
             if effect["low"] is not None and effect["outcome"] != "reported":
                 of.setdefault(effect["what"], []).append(effect)
         rows += [(name, what, sides) for what, sides in of.items()]
+    if not rows:
+        return
     figure = Figure(figsize=(9, 1.3 + 0.26 * len(rows)), layout="constrained")
     axes, left, right = figure.add_subplot(), [], []
     low, high = min(s[0]["low"] for *_, s in rows) - 0.1, max(s[0]["high"] for *_, s in rows) + 0.1

@@ -120,6 +120,16 @@ def start(script, *flags):
         run_main(getattr(script, "train", None) or script.main, script.Args)
 
 
+def ended(capsys, script, *flags):
+    """-> the exit code of a script with these flags, what it said on stdout, on stderr."""
+    code = 0
+    try:
+        start(script, *flags)
+    except SystemExit as end:
+        code = end.code
+    return code, *capsys.readouterr()
+
+
 class Training:
     """A script on a toy, update by update. A state can be used again."""
 

@@ -7,7 +7,7 @@ from typing import Literal
 import gymnax  # noqa: F401  (before jax.jit is taken away)
 import numpy as np
 import pytest
-from conftest import start
+from conftest import ended
 
 import ppo
 import ppo_ewma
@@ -202,25 +202,15 @@ def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, c
     assert (args.minibatch_size, args.num_minibatches, args.sequence_length) == (size, count, num_steps)
 
 
-def call(capsys, script, *flags):
-    """A script's main function with these flags. -> its exit code, what it said on stdout, on stderr."""
-    code = 0
-    try:
-        start(script, *flags)
-    except SystemExit as end:
-        code = end.code
-    return code, *capsys.readouterr()
-
-
 def test_environments_are_listed(capsys):
     """Without a name a line for each suite, with names all of their ids."""
-    code, suites, _ = call(capsys, pqn, "--list-envs")
+    code, suites, _ = ended(capsys, pqn, "--list-envs")
     rows = [line.split() for line in suites.splitlines()]
     assert code == 0 and [row[:2] for row in rows] == [list(pair) for pair in envs.SUITES.items()]
     assert rows[0][-1] == rows[1][-1] == "installed"
-    code, ids, _ = call(capsys, ppo, "--list-envs", "gymnax", "kinetix")
+    code, ids, _ = ended(capsys, ppo, "--list-envs", "gymnax", "kinetix")
     assert code == 0 and {"CartPole-v1", "Breakout-MinAtar", "kinetix/locomotion", "kinetix/s"} <= set(ids.split())
-    assert call(capsys, ppo, "--list-envs", "gym") == (
+    assert ended(capsys, ppo, "--list-envs", "gym") == (
         2, "", f"ppo.py: error: --list-envs gym: no such suite; there are {', '.join(envs.SUITES)}\n"
     )  # fmt: skip
 
@@ -274,7 +264,7 @@ def test_bad_input_is_answered_in_one_line_before_anything_compiles(capsys, tmp_
     checkpoints.save(tmp_path / "other/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
     (tmp_path / "norms/checkpoints/1").mkdir()
     flags = flags.replace("empty/", f"{tmp_path}/empty/").split()
-    code, _, said_of_it = call(capsys, ppo, "--runs-dir", tmp_path, *flags)
+    code, _, said_of_it = ended(capsys, ppo, "--runs-dir", tmp_path, *flags)
     (line,) = said_of_it.splitlines()
     assert code == 2 and line.startswith("ppo.py: error: ")
     assert all(part in line for part in said), line

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import Bandit, start
+from conftest import Bandit, ended
 
 import doctor
 import ppo
@@ -147,12 +147,7 @@ def undrawn(monkeypatch):
 
 def call(capsys, *words):
     """python doctor.py ... in this process. -> its exit code, stdout, stderr."""
-    code = 0
-    try:
-        start(doctor, *words)
-    except SystemExit as end:
-        code = end.code
-    return code, *capsys.readouterr()
+    return ended(capsys, doctor, *words)
 
 
 def test_the_report_of_a_run(tmp_path, capsys):

@@ -157,8 +157,8 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
 
     monkeypatch.setattr(runs.Run, "restore", spy)
     found = resumed(ppo, straight.path, tmp_path / "resumed", 4, "--num-devices", "2")
-    ((start, layout),) = started
-    same(start, jax.device_get(saved))
+    ((taken, layout),) = started
+    same(taken, jax.device_get(saved))
     assert len(layout.device_set) == 2 and layout.shard_shape((1, 4, 4)) == (1, 2, 4)
     assert metrics_of(found)[:4] == metrics_of(straight.path)[:4]
     assert [row["update"] for row in metrics_of(found)] == [1, 2, 3, 4, 5, 6]
