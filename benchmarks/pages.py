@@ -395,8 +395,8 @@ def paper_a(brief: bool = False) -> None:
         of_pairs, wanted = drawn["12a"]["runs"], "ppo_ewma_com-8.0_clip_eps-0.02_"
         (smaller,) = (f"−{-np.mean(run['final']):.0f}" for name, run in of_pairs.items() if name.startswith(wanted))
         print(f"  COM 8 ends at {weak}, with ε 0.02 in place of 0.2 at {smaller}; COM 4,096 at {good}.", end=" ")
-        print("Seen afterwards: after as\n  many steps with 128 environments in place of 32 COM 8 is at", end=" ")
-        print(f"{at_equal_steps()[8, 128][0]}; changed half-way, a larger COM made\n  runs far worse,", end=" ")
+        print("Seen afterwards:\n  at equal steps 128 environments in place of 32 bring COM 8 to", end=" ")
+        print(f"{at_equal_steps()[8, 128][0]}; changed half-way, a larger COM made runs\n  far worse,", end=" ")
         print("a tenth of the learning rate better.")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
