@@ -155,10 +155,10 @@ def report(
     others = Counter(name for name, _, _ in found.seeds if name != label)
     more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
     first = tries[0] if tries else advice.Advice("", "nothing")
-    flags = f"{first.why}; its log: " * (first.kind == "flags")
+    flags = f"{first.why}; its log: " * (first.kind in ("flags", "unlike"))
     lines.append(f"likely: {flags}{CAUSES[label]}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
     lines.append(f"  seen: {evidence(found.numbers, len(of_label))}")
-    healed, runs = advice.healed(first.kind)
+    healed, runs = advice.healed(first.kind) if script in records.BRANCHED else (0, 0)
     sure = f"; such a first advice healed {healed} of {runs} sick runs" * bool(runs and first.flags)
     shown = [first._replace(why="usual flags"), *tries[1:]] if flags else tries
     return lines + [f"try, in this order{sure}:"] * bool(tries) + [f"  {i}. {x}" for i, x in enumerate(shown, 1)]
@@ -270,7 +270,7 @@ def recommendation(points: list[how_many.Point]) -> str:
     sure = [p.num_envs for p in points if p.fresh > p.width]
     if not sure:
         return "at no size can a gain on fresh transitions be told from 0: a smaller step, or nothing is left to gain"
-    half = [p.num_envs for p in points if p.signal >= 0.5]
+    half = [p.num_envs for p in points if p.fresh > p.width and p.signal >= 0.5]
     signal = f"from {min(half):,} environments" if half else "with more environments than were tried"
     return f"half of an update is signal {signal}; the smallest size with a sure gain: {min(sure):,} environments"
 

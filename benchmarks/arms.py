@@ -129,6 +129,11 @@ class Results:
         scored = [trial for trial in self.trials[arm] if trial["score"] is not None and trial.get("state") != "pruned"]
         return max(scored, key=lambda trial: trial["score"])["flags"]
 
+    def drop_others(self, arms: list[str]) -> None:
+        """Forget these arms' runs with other flags than those that they have now."""
+        now = lambda run: test(run["arm"], self.best(run["arm"]), run["env_id"], run["seed"], self.args).name  # noqa: E731
+        self.runs = {name: run for name, run in self.runs.items() if run["arm"] not in arms or name == now(run)}
+
     def keep(self, cell: grid.Cell) -> None:
         """Take what is told of a finished run: its final policy's return, its time and its curve."""
         folder = self.args.runs_dir / cell.name
@@ -253,6 +258,7 @@ def main(args: Args) -> None:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
         return
     if "test" in args.stages:
+        results.drop_others(tuned)
         grid.complete(cells, results.runs, args.runs_dir, args.workers, say, results.keep)
     if results.runs:
         draw(vars(results), args.out.with_suffix(".png"))

@@ -10,11 +10,11 @@ number, measure it anew: nothing between the markers is typed.
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,6 +22,7 @@ import figures
 import ppo
 from benchmarks import arms as study, tasks
 from benchmarks.arms import ARMS, CLAIMS, GAMES
+from benchmarks.learning import read as read_runs, runs_of
 from clinic.advice import HEALED
 from common.run import plots
 from experiments import effects, paper_a as source
@@ -60,11 +61,16 @@ def measured(found: dict[str, Any], more: str = "") -> None:
     print(f"\nMeasured on {cores} ({machine['cpu']}), no GPU, {found['date'][:10]}{more}.")
 
 
+@cache
+def learned() -> dict[str, list[dict[str, Any]]]:
+    """The runs of results/learning.json by row, those with the newest flags of each."""
+    stored = read_runs(ROOT / "results/learning.json")
+    return {name: runs_of(row, stored) for name, row in tasks.TABLE.items()}
+
+
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
-    of: dict[str, list[dict[str, Any]]] = {}
-    for run in read("learning")["runs"]:
-        of.setdefault(run["row"], []).append(run)
+    of = learned()
     print("![Return of ppo.py and of PureJaxRL's PPO](results/learning.png)\n")
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
@@ -86,12 +92,10 @@ def learning() -> None:
 
 def environments() -> None:
     """Return by the number of environments, and the effect of 2,048 in place of 64."""
-    sizes, found = (64, 512, 2048, 8192), {}
-    on_gpu = set()
-    for run in read("learning")["runs"]:
-        found.setdefault(run["row"], []).append(run["sampled"])
-        on_gpu |= {run["row"]} if "together" in run else set()
-    of = {game: {n: np.array(found.get(f"{game.lower()}_ppo_{n}", ())) for n in sizes} for game in tasks.GAMES}
+    sizes = (64, 512, 2048, 8192)
+    on_gpu = {row for row, runs in learned().items() if any("together" in run for run in runs)}
+    ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
+    of = {game: {n: ended(game, n) for n in sizes} for game in tasks.GAMES}
     asked = [game for game, by_size in of.items() if min(len(by_size[64]), len(by_size[2048])) >= effects.FEWEST]
     level, rows, gaps, said = 1 - 0.05 / max(1, len(asked)), [], [], {"higher": [], "lower": [], "undecided": []}
     for game in asked:
@@ -227,11 +231,7 @@ def gpu(brief: bool = False) -> None:
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
     on_cpu = lambda game: np.array(  # noqa: E731
-        [
-            run["sampled"]
-            for run in read("learning")["runs"]
-            if run["row"] == f"{game.lower()}_ppo_2048" and "together" not in run
-        ]
+        [run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"] if "together" not in run]
     )
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
@@ -242,7 +242,7 @@ def gpu(brief: bool = False) -> None:
         return signed(effect.estimate, effect.low, effect.high)
 
     for call in ten["calls"]:
-        typed += call["sampled"] * (call["how"] == "as typed")
+        typed += [call["sampled"]] * (call["how"] == "as typed")
         speed = f"{call['steps_per_second'] / 1e6:.1f}M" if "steps_per_second" in call else "–"
         seconds = f"{call['seconds']:.0f}" if "seconds" in call else "–"
         worst = f"{min(call['sampled']):.0f}"
@@ -251,7 +251,7 @@ def gpu(brief: bool = False) -> None:
     rows.append(["CPUs, a process for each seed", said(cpu), f"{cpu.min():.0f}", "", "", ""])
     less = "less the CPUs' (Welch, 95 %)"
     table(["Breakout, seeds 0 to 9", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
-    print(f"\nBoth calls as typed, pooled, less the CPUs': {welch(typed, cpu)}.", end=" ")
+    print(f"\nBoth calls as typed, the mean of each seed, less the CPUs': {welch(np.mean(typed, 0), cpu)}.", end=" ")
     again = (f"{game} {welch(x, on_cpu(game))}" for game, x in found["repeated"].items())
     print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
     print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
@@ -260,13 +260,10 @@ def gpu(brief: bool = False) -> None:
 
 def pause() -> None:
     """How long runs on Breakout take from a return of 20 to one of 32."""
-    runs: dict[str, list[list[tuple[int, float]]]] = {}
     shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 2048, 8192)}
     same = "same_flags_breakout_10M"
     shown |= {f"{same}_peer": "PureJaxRL's `ppo.py`, N = 64", f"{same}_ours": "`ppo.py` with its flags, N = 64"}
-    for run in read("learning")["runs"]:
-        runs.setdefault(run["row"], []).append([(steps, value) for steps, _, value in run["curve"]])
-    by_name = {name: runs[row] for row, name in shown.items()}
+    by_name = {name: [[(n, x) for n, _, x in run["curve"]] for run in learned()[row]] for row, name in shown.items()}
     for call in read("gpu")["ten_seeds"]["calls"]:
         if "curves" in call:
             by_name[f"N = 2,048, H100, {'as typed' if '=' not in call['how'] else 'full float32'}"] = call["curves"]
@@ -390,14 +387,17 @@ def paper_a(brief: bool = False) -> None:
     }
     coms = sorted(ends, key=float)
     if brief:
-        weak, good = (f"{ends[com]:,.0f}".replace("-", "−") for com in ("8", "4096"))
+        names = ("com-8.0", "com-8.0_clip_eps-0.02", "com-4096.0")  # before the digest
+        runs = {key.rpartition("_")[0]: run["final"] for key, run in drawn["12a"]["runs"].items()}
+        weak, smaller, good = (f"−{-np.mean(runs[f'ppo_ewma_{name}']):.0f}" for name in names)
+        few, many = (at_equal_steps()[8, n][0] for n in (32, 128))
         print("- [With too large an outer step PPO ends low](docs/report.md#paper-as-figures-on-pendulum): on Pendulum")
-        of_pairs, wanted = drawn["12a"]["runs"], "ppo_ewma_com-8.0_clip_eps-0.02_"
-        (smaller,) = (f"−{-np.mean(run['final']):.0f}" for name, run in of_pairs.items() if name.startswith(wanted))
-        print(f"  COM 8 ends at {weak}, with ε 0.02 in place of 0.2 at {smaller}; COM 4,096 at {good}.", end=" ")
-        print("Seen afterwards:\n  at equal steps 128 environments in place of 32 bring COM 8 to", end=" ")
-        print(f"{at_equal_steps()[8, 128][0]}; changed half-way, a larger COM made runs\n  far worse,", end=" ")
-        print("a tenth of the learning rate better.")
+        print(f"  COM 8 ends at {weak} (1.6M steps), with ε 0.02 in place of 0.2 at {smaller}; COM 4,096", end=" ")
+        print(
+            f"at {good}. Seen\n  afterwards: 128 environments in place of 32 took COM 8 from {few} to {many}", end=" "
+        )
+        print("at equal steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
+        print("rate better.")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
           [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
@@ -461,43 +461,43 @@ def cures(brief: bool = False) -> None:
     """Shares of sick runs that each treatment healed, and of healthy runs left alone. brief: only a sentence."""
 
     found = read("cures")
-    sick = [case for case in found["cases"] if "change" in case]
-    alone = [case["advice"] == "nothing" for case in found["cases"] if "change" not in case]
-    tasks = np.array([case["task"] for case in sick])
-    rng = np.random.default_rng(0)
-    draws = np.concatenate(
-        [rng.choice(np.flatnonzero(tasks == t), (10_000, (tasks == t).sum())) for t in sorted({*tasks})], 1
-    )
+    sick, well = ([case for case in found["cases"] if ("change" in case) == x] for x in (True, False))
+    alone = [case["advice"] == "nothing" for case in well]
+    of_task = np.array([case["task"] for case in sick]) == np.array(sorted({case["task"] for case in sick}))[:, None]
+    draws = np.random.default_rng(0).integers(len(of_task), size=(10_000, len(of_task)))
 
     done = {name: title for name, title in TREATMENTS.items() if all(name in case for case in sick)}
 
     def healed(column: str, tries: int) -> np.ndarray:
-        return np.array([any(x is not None and x >= HEALED for x in case[column][:tries]) for case in sick])
+        return np.array([any(x is not None and x >= HEALED for x in case[column][:tries]) for case in sick], float)
 
-    def share(values: Sequence[bool]) -> str:
-        low, high = stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(method="wilson")
-        return f"{100 * np.mean(values):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+    def interval(values: np.ndarray) -> tuple[float, float, float]:
+        """Percent, and their interval over tasks: cases of one task are much alike."""
+        sums, counts = of_task @ values, of_task.sum(1)
+        low, high = np.quantile(sums[draws].sum(1) / counts[draws].sum(1), (0.025, 0.975))
+        return 100 * values.mean(), 100 * low, 100 * high
+
+    def share(column: str, tries: int) -> str:
+        return "{:.0f} % ({:.0f} to {:.0f})".format(*interval(healed(column, tries)))
 
     def less(column: str, tries: int) -> str:
-        gap = healed("doctor", tries) * 1.0 - healed(column, tries)
-        low, high = np.quantile(gap[draws].mean(1), (0.025, 0.975))
-        return signed(100 * gap.mean(), 100 * low, 100 * high)
+        return signed(*interval(healed("doctor", tries) - healed(column, tries)))
 
+    of_seed = {case["task"]: case["share"] for case in reversed(well)}  # the first, which has the sick runs' seed
+    again = sum(case["doctor"][0] == of_seed[case["task"]] for case in sick)
     if brief:
-        percent = lambda column, tries: f"{100 * healed(column, tries).mean():.0f} %"  # noqa: E731
+        runs = lambda column, tries: int(healed(column, tries).sum())  # noqa: E731
         print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
-        print(f"{percent('doctor', 1)}, one of its first three\n{percent('doctor', 3)};", end=" ")
-        print(f"three trials of `tune.py` {percent('tune', 3)}, one random lever {percent('random', 1)}.", end=" ")
-        print(
-            f"It left {sum(alone)} of {len(alone)} healthy runs alone. For a\ntask unlike those that it knows", end=" "
-        )
-        print(f"it has only the log, which healed {percent('log', 1)}.")
+        print(f"{runs('doctor', 1)}, in {again}\ncases by giving back the healthy flags exactly; one of its", end=" ")
+        print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
+        print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
+        print(f"For a task\nunlike those that it knows expect what the log alone healed: {runs('log', 1)}.")
         return
     rows = []
     for column, name in done.items():
         several = max(len(case[column]) for case in sick)
-        rows.append([name, share(healed(column, 1)), less(column, 1) if column != "doctor" else ""])
-        rows[-1] += [share(healed(column, 3)), less(column, 3)] if several > 1 else ["", ""]
+        rows.append([name, share(column, 1), less(column, 1) if column != "doctor" else ""])
+        rows[-1] += [share(column, 3), less(column, 3)] if several > 1 else ["", ""]
     rows[0][-1] = ""
     table(
         ["healed of " + f"{len(sick)} sick runs", "by the first", "doctor − this", "by up to three", "doctor − this"],
@@ -505,5 +505,6 @@ def cures(brief: bool = False) -> None:
     )
     if missing := [title for name, title in TREATMENTS.items() if name not in done]:
         print(f"\nNot run yet: {'; '.join(missing)}.")
-    print(f"\nOf {len(alone)} healthy runs the doctor left {share(alone)} alone.")
-    measured(found, "; intervals of 95 %")
+    print(f"\nOf {len(alone)} healthy runs the doctor left {sum(alone)} alone. Each case has one seed;", end=" ")
+    print(f"in {again} of them the first advice is the healthy run itself.")
+    measured(found, "; intervals of 95 %, of a bootstrap that draws tasks (the rules' own, of cases, are narrower)")

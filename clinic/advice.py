@@ -31,7 +31,7 @@ CURES = Path(__file__).parents[1] / "results/cures.json"
 class Advice(NamedTuple):
     """One thing to try. kind: as results/cures.json counts what it healed; flags: of the command, if it is one."""
 
-    kind: str  # flags, log, steps, example, rate, nothing, or "" if it is not counted
+    kind: str  # flags, unlike (flags of other tasks), log, steps, example, rate, nothing, or "" if it is not counted
     why: str
     script: str = ""
     flags: dict[str, Any] | None = None
@@ -78,14 +78,17 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
     like = usual.alike(script, args, without)
     odd, nearest = usual.far(args, like), like.rows[0]
     if odd:
-        what = f"far from what learned {'such' if like.close else 'other'} tasks: {', '.join(odd)}"
+        own = not like.close and nearest.env_id == env_id  # no task of this script is known
+        of = "the script's defaults" if own else f"what learned {'such' if like.close else 'other'} tasks"
+        kind, what = "flags" if like.close else "unlike", f"far from {of}: {', '.join(odd)}"
         if len(odd) < MANY:
-            add("flags", what, usual.taken_from(nearest, args, [name for flags in odd.values() for name in flags]))
+            add(kind, what, usual.taken_from(nearest, args, [name for flags in odd.values() for name in flags]))
         else:
-            add("flags", f"{what}; so all as for {nearest.env_id}", usual.taken_from(nearest, args))
+            everything = "all by default" if own else f"all as for {nearest.env_id}"
+            add(kind, f"{what}; so {everything}", usual.taken_from(nearest, args))
     for why, changes in by_the_log(found.label, found.numbers, args):
         add("log", why, usual.changed(args, changes))
-    if args.total_timesteps < SHORT * nearest.total_timesteps:
+    if like.close and args.total_timesteps < SHORT * nearest.total_timesteps:
         longer = {"total_timesteps": nearest.total_timesteps}
         add("steps", "as many steps as it took to learn such a task", usual.changed(args, longer))
     if not tries:
@@ -125,7 +128,7 @@ def at_a_glance(run: Path, script: str, args: Any) -> str | None:
     if script not in records.BRANCHED:
         return None
     first = advise(diagnosis.diagnose_all(diagnosis.of_run(run)), script, args)[0]
-    return f"the doctor: {first.why} (python doctor.py {run})" if first.kind in ("flags", "log") else None
+    return f"the doctor: {first.why} (python doctor.py {run})" if first.kind in ("flags", "unlike", "log") else None
 
 
 @cache

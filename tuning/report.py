@@ -101,9 +101,11 @@ def report(study: optuna.Study, folder: Path) -> str:
     lines = [many, "", table([*best[:6], *(trial for trial in defaults if trial not in best[:6])]), ""]
     env_id, *others = setup["env_id"]
     for place, trial in enumerate(best[:3], 1):
-        steps = trial.user_attrs.get("steps", {}).get(env_id, setup["total_timesteps"])
-        lines += [f"# {place}: {trial.value:.3f}", shlex.join(command(setup, env_id, steps, trial))]
-    lines += [f"# likewise --env-id {other}" for other in others] + [""]
+        steps = trial.user_attrs.get("steps", {})  # with a budget in seconds each environment has its own
+        shown = setup["env_id"] if len({*steps.values()}) > 1 else [env_id]
+        commands = (command(setup, name, steps.get(name, setup["total_timesteps"]), trial) for name in shown)
+        lines += [f"# {place}: {trial.value:.3f}", *map(shlex.join, commands)]
+    lines += [f"# likewise --env-id {other}" for other in others if len(shown) == 1] + [""]
     if not defaults:
         lines.append("note: the script's defaults have no score to compare with")
     elif defaults[0] is best[0]:
