@@ -8,8 +8,8 @@ A predictor learns to give the output of a fixed random network for each observa
 large where few have been, and the policy is also rewarded for that: this intrinsic reward is the error at the
 observation that the action led to, divided by the running standard deviation of its discounted sum. What is new stays
 new whichever episode finds it, so intrinsic returns do not end with episodes. Hence two values and two advantages, and
-the policy follows ext_coef * A_ext + int_coef * A_int. All else is ppo.py, to the letter. docs/ppo_rnd.md explains the
-logged keys, and what differs from the paper.
+the policy follows ext_coef * A_ext + int_coef * A_int. All else but some defaults is ppo.py, to the letter.
+docs/ppo_rnd.md explains the logged keys, and what differs from the paper.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -76,7 +76,7 @@ class Args(CriticArgs):
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     obs_warmup_steps: NonNegative[int] = 64
-    """Before training, play so many random steps in each environment, for the first statistics of what RND sees."""
+    """So many random steps in each environment, in no count, come first, for the statistics of what RND sees."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None

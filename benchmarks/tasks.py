@@ -129,6 +129,8 @@ OTHERS = {
         "--gae-lambda 0.98 --ent-coef 0.01 --norm-reward --total-timesteps 2000000",
     ),
 }
+# What ppo_rnd.py has by default, for the ppo.py beside it.
+OF_RND = "--gamma 0.999 --gae-lambda 0.95 --clip-eps 0.1 --ent-coef 0.001 --no-anneal-ent"
 # Task: the script beside ppo.py, flags of both.
 PAIRS = {
     "MemoryChain": (
@@ -215,7 +217,8 @@ def plain() -> Iterator[Row]:
 def pairs() -> Iterator[Row]:
     for task, (script, flags) in PAIRS.items():
         name, kind = short(task), script.removesuffix(".py")
-        yield Row(f"{name}_beside_{kind}", "memory", task, "ppo.py", flags)
+        same = f"{flags} {OF_RND}" if kind == "ppo_rnd" else flags
+        yield Row(f"{name}_beside_{kind}", "memory", task, "ppo.py", same)
         yield Row(f"{name}_{kind}", "memory", task, script, flags, against=f"{name}_beside_{kind}")
 
 
