@@ -18,17 +18,7 @@ import sfl_kinetix
 import stochastic_opt
 from common import envs
 from common.run import arguments, checkpoints
-from common.run.arguments import (
-    Fraction,
-    LogArgs,
-    NonNegative,
-    Positive,
-    Steps,
-    UsageError,
-    parse,
-    sections,
-    typed,
-)
+from common.run.arguments import Fraction, LogArgs, NonNegative, Positive, Steps, UsageError, parse, sections, typed
 
 SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
 
@@ -247,10 +237,7 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
         ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
         ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
         ("--init-from OTHER", ["--init-from", "other: learner/params/params/actor/bias is missing there"]),
-        (
-            "--init-from NORMS",
-            ["norms: was trained with --norm-value True, --norm-obs True, which cannot change"],
-        ),
+        ("--init-from NORMS", ["norms: was trained with --norm-value True, --norm-obs True, which cannot change"]),
         ("--run-name empty", ["--run-name empty", "exists already"]),
         ("--runs-dir empty/args.json/x", ["--runs-dir", "cannot make a folder there (Not a directory)"]),
     ],

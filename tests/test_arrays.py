@@ -62,9 +62,6 @@ def test_each_position_goes_everywhere_and_neighbours_part_equally_often(n):
     assert min(tests) > 1e-3 / len(tests)
 
 
-# Bits and samples
-
-
 @pytest.mark.parametrize("shape", [(8,), (10, 10, 4), (3, 3), (1,)])
 def test_bits_give_back_the_booleans(shape):
     x = np.random.default_rng(0).random((6, 5, *shape)) < 0.3
@@ -97,9 +94,6 @@ def test_rows_of_all_chunks_and_devices_are_taken_in_turn(size):
     np.testing.assert_array_equal(found, expected[:size])
     for shard in found.addressable_shards:
         np.testing.assert_array_equal(shard.data, found)
-
-
-# Products
 
 
 def rounded(x):
@@ -157,9 +151,6 @@ def test_networks_have_float32_parameters_and_results_near_those_of_float32():
     exact, rough = results.values()
     assert rough.dtype == jnp.float32
     assert 1e-5 < np.abs(exact - rough).max() < 0.02 * np.abs(exact).max()
-
-
-# Convolutions
 
 
 SHAPES = {  # observation, kernel, stride, padding

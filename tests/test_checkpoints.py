@@ -15,14 +15,7 @@ from test_runs import Args, initial_state, train
 
 from common.run import checkpoints, devices
 from common.run.arguments import UsageError
-from common.run.checkpoints import (
-    checkpoint_updates,
-    find_checkpoint,
-    load_learner,
-    restore_newest,
-    save,
-    take_over,
-)
+from common.run.checkpoints import checkpoint_updates, find_checkpoint, load_learner, restore_newest, save, take_over
 
 
 @pytest.fixture

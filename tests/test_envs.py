@@ -49,9 +49,6 @@ def all_different(*ids):
     return len(np.unique(rows, axis=0)) == len(rows)
 
 
-# Sticky actions
-
-
 class Echo(Toy):
     """Observes the action that was executed and the number of the step. Terminated after 7 steps."""
 
@@ -88,9 +85,6 @@ def test_sticky_actions_repeat_the_last_executed_action():
     free = step > 1
     assert binomtest(int(repeats[free].sum()), int(free.sum()), 0.25).pvalue > 0.01
     assert len(np.unique(repeats.T, axis=0)) == 64
-
-
-# Other changes to any environment
 
 
 def test_a_stack_holds_the_last_observations_and_begins_anew_with_each_episode():
@@ -137,9 +131,6 @@ def test_clipped_rewards_are_learned_from_and_not_reported():
     np.testing.assert_array_equal(out.reward, np.minimum(np.maximum(bare.reward, -1.5), 1.5))
     np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
     np.testing.assert_array_equal(bare.episode.total_reward[6], bare.reward[:7].sum(0))
-
-
-# Auto-reset
 
 
 def test_no_reset_and_no_key_is_used_twice_in_a_run():
@@ -220,9 +211,6 @@ def test_random_actions_fill_their_space(space):
             assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
 
 
-# Evaluation
-
-
 def scores(suite, num_eval_episodes, given_up=lambda: False, seed=0, num_seeds=1, logits=(0.0, 0.0), greedy=False):
     """Of a policy that does not look."""
     args = SimpleNamespace(
@@ -278,9 +266,6 @@ def test_an_evaluation_can_be_given_up_between_its_pieces():
     asked = iter([False, False, True])
     assert scores(Counter((10**9,), 10**9), 3, given_up=lambda: next(asked)) is None
     assert not [*asked]
-
-
-# gymnax
 
 
 @pytest.mark.parametrize("env_id", IDS)

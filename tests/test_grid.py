@@ -58,9 +58,6 @@ def broken_off(name, *updates):
         (RUNS / name / "checkpoints" / str(update)).mkdir()
 
 
-# What is run
-
-
 def test_a_missing_run_is_run_once(monkeypatch, tmp_path):
     """Also from another folder than that of the scripts."""
     monkeypatch.setattr(grid, "ROOT", tmp_path)
@@ -137,9 +134,6 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
     assert not [warning for warning in recwarn if "fork" in str(warning.message)]
 
 
-# Two at once
-
-
 def test_what_starts_from_a_run_that_another_process_makes_waits_for_it():
     source = cell("source", seconds=2)
     RUNS.mkdir()
@@ -209,9 +203,6 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
     assert sorted(started()) == ["a", "b"]
     assert [grid.state(cell(name), RUNS) for name in "abc"] == ["interrupted", "interrupted", "missing"]
     assert json.loads(Path("runs/a/summary.json").read_text())["updates"] < 10  # it got to its end
-
-
-# Slurm
 
 
 def slurm(*cells):

@@ -63,9 +63,6 @@ def test_small_singular_values_count_as_they_are():
     assert feature_ranks(features)[1] == 50
 
 
-# Dormant neurons
-
-
 ONE_DEAD = np.ones((3, 4, 5, 6))
 ONE_DEAD[:, 0, 0] = 0  # a place where nothing happens is no unit
 ONE_DEAD[..., 2] = 0
@@ -93,9 +90,6 @@ def test_dormant_neurons_by_hand(layers, tau, share):
     assert dormant_neurons([jnp.array(layer, jnp.float32) for layer in layers], tau) == pytest.approx(share)
 
 
-# Kurtosis of the gradient
-
-
 @pytest.mark.parametrize("draw, expected", [("standard_normal", 7.0), ("lognormal", 3.0)])
 def test_kurtosis_of_what_is_known(draw, expected):
     """log chi^2: psi'''(1/2) / psi'(1/2)^2 + 3; the logarithm is normal."""
@@ -112,9 +106,6 @@ def test_an_entry_of_zero_counts_as_delta():
     )
 
 
-# Effective sample size
-
-
 def test_effective_sample_size_by_hand():
     assert effective_sample_size(jnp.zeros(7)) == pytest.approx(100)
     assert effective_sample_size(jnp.zeros(8).at[3].set(60.0)) == pytest.approx(100 / 8)
@@ -122,9 +113,6 @@ def test_effective_sample_size_by_hand():
     for offset in (0, -1000, 1000):  # a common factor of the weights cancels
         log_ratio = jnp.log(jnp.array([1.0, 2.0, 3.0])) + offset
         assert effective_sample_size(log_ratio) == pytest.approx(100 * 36 / (3 * 14), rel=1e-3)
-
-
-# Policies
 
 
 GAUSSIAN = jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
@@ -146,9 +134,6 @@ GAUSSIAN = jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
 )
 def test_policy_variance_by_hand(dist, variance):
     assert policy_variance(dist) == pytest.approx(variance, rel=1e-5, abs=1e-9)
-
-
-# Noise of the gradient
 
 
 def mean_of(part):
@@ -180,9 +165,6 @@ def test_no_scale_where_there_is_no_signal():
     assert found["plasticity/gradient_noise"] == pytest.approx(8 / 7)
     assert found["plasticity/gradient_signal"] == pytest.approx(-1 / 7)
     assert np.isnan(found["plasticity/gradient_noise_scale"])
-
-
-# Layers
 
 
 def test_the_critic_has_keys_of_its_own():

@@ -89,9 +89,6 @@ def error_of(env_id, kwargs=None):
     return str(error.value)
 
 
-# Playing
-
-
 @pytest.mark.slow
 def test_the_shortest_way_is_learned(here):
     """Three steps of -0.1, and 1 for the goal."""
@@ -167,9 +164,6 @@ def test_continuous_actions_and_several_choices(here):
     assert envs.make("my_file:Two", 2).action_space == envs.Discrete((2, 3))
 
 
-# Finding it
-
-
 def test_a_file_is_found_in_every_way(here, monkeypatch):
     (here / "some/dir").mkdir(parents=True)
     (here / "beside").mkdir()
@@ -206,9 +200,6 @@ def test_the_name_of_a_run_is_one_folder():
     names = {"/some/dir/my_file.py:MyEnv": "my_file-MyEnv", "kinetix/s/h0": "kinetix-s-h0"}
     names |= {"gymnasium/ale_py:ALE/Pong-v5": "ale_py-ALE-Pong-v5"}
     assert {env_id: _of_environment(env_id) for env_id in names} == names
-
-
-# Arguments
 
 
 ARGUMENTS = (
@@ -305,9 +296,6 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
     with pytest.raises(SystemExit):
         start(ppo, "--evaluate", "runs/one", "--run-name", "lost")
     assert "no file my_file.py" in capsys.readouterr().err
-
-
-# What is wrong with it
 
 
 def changed(old, new, code=WALK):

@@ -82,9 +82,6 @@ def trained(script):
     return training
 
 
-# What is measured on it
-
-
 def on_host(training):
     """The learner after the last update and its rows, as one device would have them."""
     return jax.device_get((training.states[-1].learner, training.rows[-1]))
@@ -156,9 +153,6 @@ def test_gradients_are_those_of_the_loss_on_the_sample(trained):
     assert trained.values["plasticity/gradient_signal"] == pytest.approx((whole**2).sum() - between / 8, rel=1e-2)
 
 
-# Hidden layers
-
-
 @pytest.mark.parametrize("script", [ppo, pqn])
 def test_a_dead_unit_is_one_of_its_own_encoder(script):
     """Of 16 + 8 + 6 units one has no weights and a bias of -1; a layer of each encoder in turn."""
@@ -186,9 +180,6 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
             dead = {key: x.at[..., 2].set(-1.0 if key == "bias" else 0.0) for key, x in own[name].items()}
             changed = {encoder: own | {name: dead}} if encoder else {name: dead}
             assert shares(params | changed) == pytest.approx([(j == i) / 30 for j in range(len(encoders))])
-
-
-# Whole runs
 
 
 @pytest.mark.slow

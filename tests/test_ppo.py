@@ -118,9 +118,6 @@ def test_a_rollout_of_counters_hands_on_what_was_seen_and_true_values_leave_no_a
     np.testing.assert_allclose(t.log_prob, np.log(0.5), rtol=1e-6)
 
 
-# Standardised advantages
-
-
 @pytest.mark.parametrize("number", [1, 4])
 def test_advantages_are_standardised_over_devices_to_the_last_digits_whatever_their_mean(number):
     normal, rng = on_devices(standardise, number, P("device"), P("device")), np.random.default_rng(0)
@@ -245,9 +242,6 @@ def test_a_bounded_log_std_stops_at_its_bound_and_comes_back():
         assert float(x) == pytest.approx(0.5, abs=1e-3)
 
 
-# The inner loop
-
-
 def linear(params, obs):
     return obs @ params
 
@@ -279,9 +273,6 @@ def test_inner_steps_are_those_of_a_numpy_adam_with_a_clipped_global_norm(max_gr
         params = params - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-5)
     np.testing.assert_allclose(learner.params, params, rtol=1e-4)
     np.testing.assert_allclose(metrics["outer/grad_norm"], np.mean(norms), rtol=1e-5)  # before the clip
-
-
-# What is measured
 
 
 def test_measures_by_hand_on_eight_devices():
@@ -425,9 +416,6 @@ def test_on_noise_an_update_gains_on_its_own_transitions_only():
     error = np.sqrt((errors**2).sum()) / len(errors)
     assert own.mean() > 5 * error and abs(fresh.mean()) < 4 * error
     assert 0.5 < fresh.std() / np.sqrt((errors**2).mean()) < 2  # the error is that of the numbers
-
-
-# Flags
 
 
 def test_a_default_minibatch_has_two_transitions_at_least():

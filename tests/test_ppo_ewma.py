@@ -30,9 +30,6 @@ def of_ppo(args):
     return ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
 
 
-# The loss
-
-
 def loss_of(args, now, proximal, acted, advantage):
     """ppo_loss of transitions whose action 0 has these probabilities under the three policies."""
     now, proximal, acted, advantage = (jnp.asarray(x, jnp.float32) for x in (now, proximal, acted, advantage))
@@ -108,9 +105,6 @@ def test_metrics_by_hand():
     assert loss == pytest.approx(expected["losses/policy_loss"] - 0.1 * np.mean(entropy), rel=1e-5)
 
 
-# The inner loop
-
-
 def optimise(args, network, params, batch, learning_rate=0.01):
     """From a fresh learner: the proximal policy is the policy."""
     proximal = ppo_ewma.Proximal(params, jnp.ones(()))
@@ -137,9 +131,6 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     leaves_close(frozen.params, expected.params, rtol=1e-5, atol=1e-5)
     leaves_close({name: metrics[name] for name in expected_metrics}, expected_metrics, rtol=1e-3, atol=1e-4)
     same(frozen.proximal.params, params)
-
-
-# The proximal policy
 
 
 def average(history, com, debias):

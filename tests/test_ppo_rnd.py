@@ -61,9 +61,6 @@ def recorded():
     return Recorded()
 
 
-# The intrinsic reward
-
-
 def discounted(rewards, gamma):
     """The discounted sum of the rewards [T] so far, at each time."""
     return [sum(gamma ** (t - s) * rewards[s] for s in range(t + 1)) for t in range(len(rewards))]
@@ -152,9 +149,6 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
     assert set.union(*epochs) <= {tuple(row) for row in np.asarray(batch.next_obs)}
 
 
-# The predictor
-
-
 @cache
 def inputs():
     """-> a batch of whatever, a fresh learner, the network."""
@@ -229,9 +223,6 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     assert differ(ours.params, states[0].learner.params)
     assert differ(ours.rnd.predictor, states[0].learner.rnd.predictor)
     same(ours.rnd.target, states[0].learner.rnd.target)
-
-
-# Whole updates
 
 
 def test_random_play_before_training_gives_the_first_statistics():

@@ -68,9 +68,6 @@ def opinionated(params):
     return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape) if x.ndim == 1 else x, params)
 
 
-# Whole rollouts against NumPy
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -208,9 +205,6 @@ def test_sequences_from_stored_states_repeat_the_rollout(played):
     same(np.sort(minibatch.log_prob), np.sort(rollouts[1][1].log_prob.ravel()))
 
 
-# One sequence
-
-
 def test_nothing_passes_the_border_of_an_episode():
     """A step depends on those steps that no reset is between, and on no others: neither in its value nor in a gradient,
     for all patterns of resets of 5 steps. On the state before the sequence too, up to the first reset."""
@@ -236,9 +230,6 @@ def test_nothing_passes_the_border_of_an_episode():
             np.testing.assert_array_equal(moved[i, :length, step] != moved[i, length, step], linked)
             begins = not reset[: step + 1].any()
             assert all((np.asarray(x[i, step]) != 0).any() == begins for x in jax.tree.leaves(to_state))
-
-
-# Whole updates
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +263,6 @@ def test_gradients_are_compared_between_sequences_that_are_longer_than_the_sampl
     states, _, samples = frozen.run(1)
     measured = frozen.measured(states[-1].learner, samples[-1])
     assert measured["plasticity/gradient_noise"] > 0 and np.isfinite(measured["plasticity/gradient_signal"])
-
-
-# A task that needs a memory
 
 
 class Recall(Toy):

@@ -19,17 +19,11 @@ ARGS = pqn.Args(
 )  # fmt: skip
 
 
-# Targets
-
-
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
 def test_targets_are_the_forward_view_for_every_pattern_of_ends(q_lambda):
     t, last = every_pattern_of_ends(pqn.Transition)
     targets = jax.jit(pqn.compute_targets)(t, last, 0.9, q_lambda)
     np.testing.assert_allclose(targets, mean_of_n_step_returns(t, last, 0.9, q_lambda) + t.value, rtol=1e-5, atol=1e-5)
-
-
-# Exploration
 
 
 def test_epsilon_greedy_takes_every_action_as_often_as_it_should():
@@ -73,9 +67,6 @@ def test_the_rollout_explores_as_much_as_it_says():
         worse = (np.asarray(t.action[..., 0]) != best).mean()
         assert worse == pytest.approx(share, abs=0.03)
         np.testing.assert_allclose(t.value, q.max(-1), rtol=1e-4)
-
-
-# The loss and what is measured
 
 
 def test_loss_by_hand():
@@ -134,9 +125,6 @@ def test_steps_are_those_of_radam():
             step, state = pqn.RADAM.update(jnp.array(grad), state)
             np.testing.assert_allclose(step, expected, rtol=1e-6)
     assert rectified == 3
-
-
-# Learning
 
 
 def test_learns_the_values_of_two_states_beyond_the_time_limit():

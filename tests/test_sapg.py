@@ -26,9 +26,6 @@ FLAGS = dict(
 ARGS = sapg.Args(num_blocks=3, **FLAGS)
 
 
-# One block
-
-
 def test_one_block_is_ppo_to_the_last_bit():
     found = []
     flags = dict(norm_obs=True, norm_reward=True, num_rollout_chunks=2, num_devices=2, target_kl=0.02)
@@ -39,9 +36,6 @@ def test_one_block_is_ppo_to_the_last_bit():
         found.append((jax.tree.leaves(raw), metrics))
     same(*found)
     assert all(row["outer/kl"] > 0 for row in found[0][1])
-
-
-# Relabelled rows
 
 
 class Known:
@@ -144,9 +138,6 @@ def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
     assert parse(sapg.Args, "", flags.split()).epoch == expected
 
 
-# The loss
-
-
 @pytest.mark.parametrize("clip, counted, bounds", [("one", False, 0.0), ("ratio", True, 0.3)])
 def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     rng = np.random.default_rng(1)
@@ -235,9 +226,6 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     close(sample.batch.target, units(raw.batch.target))
 
 
-# The network and the rollout
-
-
 def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of_its_own():
     args = replace(ARGS, shared_encoder=True)
     network = sapg.ActorCritic(args, NARROW)
@@ -291,9 +279,6 @@ def test_a_rollout_counts_the_leaders_episodes_and_values_with_the_own_block_and
     assert (last_value // 100 == t.block[0]).all()
 
 
-# Devices
-
-
 def test_whole_updates_on_eight_devices():
     """All devices draw the same follower and hold the same learner; the followers' vectors learn, too. Adam counts the
     gradient steps that are announced: with the relabelled rows 8 minibatches in place of the 6 of the flags."""
@@ -319,9 +304,6 @@ def test_whole_updates_on_eight_devices():
     assert learner.opt_state.count == 96
 
 
-# Flags, and whole runs
-
-
 def test_what_cannot_work_is_one_line():
     for flags, said in (
         (dict(num_envs=64), r"--num-envs 64: must be a multiple of --num-blocks .* = 6; 66 would"),
@@ -340,9 +322,6 @@ def test_what_cannot_work_is_one_line():
     for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
         with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
             build(sapg, Noise(space), args)
-
-
-# --adaptive-lr-kl
 
 
 def test_each_epoch_has_the_learning_rate_that_the_one_before_gave(monkeypatch):

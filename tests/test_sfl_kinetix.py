@@ -67,9 +67,6 @@ def holding(state, levels):
     return state._replace(buffer=jax.device_put(Levels(pack(levels), jnp.ones(8), jnp.zeros(8)), where))
 
 
-# Learnability
-
-
 @pytest.mark.parametrize("estimator, factor", [("window", 1.0), ("episodes", 4 / 3)])
 def test_learnability_by_hand(estimator, factor):
     args = Args(learnability_estimator=estimator)
@@ -100,9 +97,6 @@ def test_a_tally_is_of_the_known_levels_and_has_every_rate_in_one_bin():
     assert (found.pop("levels"), found.pop("success_rate"), found.pop("learnability")) == pytest.approx((8, 4.5, 9))
     assert list(found) == [f"rate_0.{i}" for i in range(10)] + ["rate_1.0"]
     assert list(found.values()) == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1, 3]
-
-
-# The best K
 
 
 @pytest.mark.parametrize("number, chunks, part", [(1, 1, 1), (8, 2, 2)])

@@ -28,9 +28,6 @@ def keys_of(number):
     return jax.vmap(jax.random.key)(np.arange(number))
 
 
-# The theory
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -106,9 +103,6 @@ def test_there_is_a_theory_of_converging_gradient_descent_alone():
         assert not stochastic_opt.has_theory(replace(ARGS, **flags))
 
 
-# The steps
-
-
 @pytest.mark.parametrize(
     "flags, rates",
     [
@@ -136,9 +130,6 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
         names = ["outer/grad_norm", "outer/update_norm", "charts/negative_distance"]
         np.testing.assert_allclose([metrics[name][0, i] for name in names], expected, rtol=1e-4)
         assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
-
-
-# The command line
 
 
 @pytest.mark.parametrize(

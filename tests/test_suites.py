@@ -59,9 +59,6 @@ def error_of(env_id, **kw):
     return str(error.value)
 
 
-# Steps, against the suites' own
-
-
 def test_xminigrid_steps_as_by_itself():
     """In 256 episodes of random play: states, what the planes show, rewards, and ends of both kinds."""
     xminigrid = needs("xminigrid")
@@ -249,9 +246,6 @@ def test_pictures():
     assert (pictures[0] == pictures[2]).all() and (pictures[0] != pictures[1]).any()
 
 
-# What is refused
-
-
 @each_suite
 def test_an_unknown_id_is_answered_with_near_ones(suite):
     needs(suite)
@@ -288,9 +282,6 @@ def test_a_suite_that_is_not_installed_is_one_line(suite, monkeypatch):
     assert (ROOT / f"requirements-{suite}.txt").is_file()
 
 
-# Lists
-
-
 @pytest.mark.parametrize("suite", envs.OPTIONAL)
 def test_ids_are_listed(suite):
     needs(suite)
@@ -306,9 +297,6 @@ def test_no_suite_is_imported_for_another():
     code += f"print({others} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
-
-
-# docs/environments.md
 
 
 def test_the_commands_of_the_page_are_right():

@@ -142,8 +142,7 @@ def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rate", "startup", "flags"),
-    [(1e-8, 3, {"pruner": "none"}), (1e-8, 5, {}), (1e-8, 3, {"defaults": True})],
+    ("rate", "startup", "flags"), [(1e-8, 3, {"pruner": "none"}), (1e-8, 5, {}), (1e-8, 3, {"defaults": True})]
 )
 def test_no_other_run_is_pruned(rate, startup, flags, monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", startup)

@@ -94,9 +94,6 @@ def test_a_run_without_policies_from_all_of_it_is_refused_in_one_line(there):
         visited.spread(there, Cell("ppo", "run", (), 96), "run r")
 
 
-# Coverage
-
-
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """-> a cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""
