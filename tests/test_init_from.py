@@ -12,7 +12,6 @@ from conftest import differ, metrics_of, reusing, same, start
 import ppo
 import ppo_ewma
 from common.run import checkpoints, run as runs
-from common.run.arguments import UsageError
 
 CARTPOLE = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -176,8 +175,3 @@ def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, 
         assert differ(params[2][name], other[name])
     same(mixed.opt_state, taken.opt_state)
     same(mixed.obs_stats, taken.obs_stats)
-
-
-def test_a_fresh_critic_needs_a_run_to_start_from():
-    with pytest.raises(UsageError, match="--fresh-critic: needs --init-from"):
-        ppo.Args(fresh_critic=True)

@@ -4,36 +4,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import starts
+from conftest import ROOT, starts
 
 from benchmarks import learning, purejaxrl, tasks
 from benchmarks.learning import Args
 from benchmarks.tasks import Row
 
-ROOT = Path(__file__).parents[1]
-STUB = '''
-"""Imitates a training script: its flags, its folder, and what it does with --resume and --evaluate."""
+# Imitates a training script: its flags, its folder, and what it does with --resume and --evaluate.
+STUB = """
 import json, shlex, sys
 from dataclasses import dataclass
 from pathlib import Path
 
-
 @dataclass(frozen=True)
 class Args:
     env_id: str = "good"
-    """Name."""
     speed: int = 2
-    """Hundreds of steps per second."""
     seed: int = 0
-    """Seed."""
     num_devices: int = 0
-    """Devices."""
     num_updates = 4
-
 
 def write(name, value):
     (run / name).write_text(json.dumps(value))
-
 
 if __name__ == "__main__":
     with open("starts", "a") as file:
@@ -56,7 +48,7 @@ if __name__ == "__main__":
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\\\n" for line in lines))
     score = 50 if "--evaluate" in words else 40 + int(words["--seed"])
     write("summary.json", {"updates": 4, "compile_s": 6.5, "eval/episodic_return": {"mean": score}})
-'''.replace("\\\\", "\\")
+""".replace("\\\\", "\\")
 
 
 @pytest.fixture
