@@ -61,18 +61,15 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
     assert args.out.with_suffix(".png").exists()
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "more", "equal"),
-    [
-        (0.01, 0.3, "holds", "open"),
-        (-0.02, 0.04, "refuted", "holds"),
-        (0.01, 0.04, "holds, but is below 0.05", "holds"),
-        (-0.3, 0.2, "open", "open"),
-        (-0.05, 0.06, "open", "holds"),
-        (-0.4, -0.2, "refuted", "refuted"),
-        (0.2, 0.4, "holds", "refuted"),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "more", "equal"), [
+    (0.01, 0.3, "holds", "open"),
+    (-0.02, 0.04, "refuted", "holds"),
+    (0.01, 0.04, "holds, but is below 0.05", "holds"),
+    (-0.3, 0.2, "open", "open"),
+    (-0.05, 0.06, "open", "holds"),
+    (-0.4, -0.2, "refuted", "refuted"),
+    (0.2, 0.4, "holds", "refuted"),
+])  # fmt: skip
 def test_a_claim_is_decided_where_the_whole_interval_is(low, high, more, equal):
     assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal]
 

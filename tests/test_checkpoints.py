@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import metrics_of, same
+from conftest import metrics_of, refusal, same
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 from test_runs import Args, initial_state, train
@@ -58,24 +58,21 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-DAMAGES = {"truncated": truncate, "deleted": Path.unlink}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
 def test_damaged_checkpoint_is_named_and_the_one_before_used(args, damage, capsys):
     """However often."""
     straight, state = train(args)
     path, _ = train(dataclasses.replace(args, checkpoint_every=3), stop_after=6)
     for stop_after in (6, None):
-        DAMAGES[damage](path / "checkpoints/6/0-of-1.npz")
+        damage(path / "checkpoints/6/0-of-1.npz")
         _, resumed_state = train(Args(resume=str(path)), stop_after)
         assert f"checkpoint {path / 'checkpoints/6'} is damaged" in capsys.readouterr().err
     same(state, resumed_state)
     assert metrics_of(straight) == metrics_of(path)
     assert checkpoint_updates(path / "checkpoints") == [3, 6, 9, 10]
-    DAMAGES[damage](path / "checkpoints/10/0-of-1.npz")
-    with pytest.raises(UsageError, match="--resume x: no intact checkpoint among updates 10"):
-        restore_newest(path, [10], initial_state(), "--resume x", partial=False)
+    damage(path / "checkpoints/10/0-of-1.npz")
+    line = refusal(restore_newest, path, [10], initial_state(), "--resume x", partial=False)
+    assert "--resume x: no intact checkpoint among updates 10" in line
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path):
@@ -122,16 +119,16 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
 def test_a_checkpoint_for_which_memory_is_lacking_is_not_called_damaged(error, tmp_path, capsys, monkeypatch):
     save(tmp_path / "checkpoints", 2, initial_state())
     monkeypatch.setattr(checkpoints, "_read", lambda *_: (_ for _ in ()).throw(error))
-    with pytest.raises(UsageError, match=r"--resume x: not enough memory to read checkpoint .*/checkpoints/2"):
-        restore_newest(tmp_path, [2], initial_state(), "--resume x", partial=False)
+    line = refusal(restore_newest, tmp_path, [2], initial_state(), "--resume x", partial=False)
+    assert f"--resume x: not enough memory to read checkpoint {tmp_path}/checkpoints/2" in line
     assert "damaged" not in capsys.readouterr().err
 
 
 def test_processes_that_have_read_different_checkpoints_stop(tmp_path, monkeypatch):
     save(tmp_path / "checkpoints", 2, initial_state())
     monkeypatch.setattr(devices, "share", lambda text: [text, text and "1"])
-    with pytest.raises(UsageError, match="--resume x: the processes have read checkpoints 2, 1, must be one"):
-        restore_newest(tmp_path, [2], initial_state(), "--resume x", partial=False)
+    line = refusal(restore_newest, tmp_path, [2], initial_state(), "--resume x", partial=False)
+    assert "--resume x: the processes have read checkpoints 2, 1, must be one" in line
 
 
 def test_a_folder_whose_name_ends_like_a_checkpoint_is_found(args):

@@ -161,14 +161,11 @@ def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "differing, said",
-    [
-        ({"own": (["--seed", "1"], ["--seed", "2"])}, "the processes were started with different flags"),
-        ({"cpus": (1, 2)}, "the processes have 1, 2 devices, must be equal (see JAX_NUM_CPU_DEVICES)"),
-        ({}, "exists already"),
-    ],
-)
+@pytest.mark.parametrize("differing, said", [
+    ({"own": (["--seed", "1"], ["--seed", "2"])}, "the processes were started with different flags"),
+    ({"cpus": (1, 2)}, "the processes have 1, 2 devices, must be equal (see JAX_NUM_CPU_DEVICES)"),
+    ({}, "exists already"),
+])  # fmt: skip
 def test_bad_input_and_processes_that_differ_end_both(tmp_path, differing, said):
     """Before a folder is made. They would wait for each other forever."""
     if not differing:

@@ -84,41 +84,38 @@ def test_since_when_it_stands_still(since):
 # The cause
 
 
-@pytest.mark.parametrize(
-    "label, returns, noise, values",
-    [
-        ("climbing", 10 * X, 0.3, {}),
-        # A sure rise is one, whatever its updates look like; one that noise might have made is not.
-        ("climbing", 10 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
-        ("step", RISE + 0.6 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
-        ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
-        # On either side of each threshold.
-        ("step", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.013}),
-        ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.008}),
-        ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.008}),
-        ("unknown", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.013}),
-        ("settled", RISE, 0.3, {"outer__own_gain": 0.0035, "outer__fresh_gain": 0.0}),
-        ("no gain", RISE, 0.3, {"outer__own_gain": 0.0045, "outer__fresh_gain": 0.0}),
-        ("critic", RISE, 0.3, {"losses__explained_variance": 0.15}),
-        ("unknown", RISE, 0.3, {"losses__explained_variance": 0.25}),
-        ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
-        ("exploration", np.full(LINES, -200.0), 0.0, {}),
-        # What moves the policy by less than every healthy run does, at most ...
-        ("slow", np.zeros(LINES), 0.3, {"outer__kl": 1.8e-3, "outer__own_gain": 1e-4}),
-        ("unknown", RISE, 0.3, {"outer__kl": (2.5e-3, 1e-8)}),
-        ("slow", 10 * X, 0.3, {"outer__kl": 1.8e-4}),
-        ("climbing", 10 * X, 0.3, {"outer__kl": 2.2e-4}),
-        # ... whether it is the rate or the clip that holds it, or the bonus.
-        ("clipped", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.2}),
-        ("slow", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.12}),
-        ("random", RISE, 0.0, {"losses__entropy": (1.0, 0.999), "outer__own_gain": 1e-4}),
-        ("unknown", RISE, 0.3, {}),
-        # The entropy of a Gaussian policy may be negative.
-        ("step", RISE, 0.3, {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}),
-        ("slow", 0 * X, 0.3, {"losses__entropy": (-1.50, -1.51), "outer__kl": 1e-6}),
-        ("fell", np.where(X < 0.8, 20 * X, 2), 0.3, {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("label, returns, noise, values", [
+    ("climbing", 10 * X, 0.3, {}),
+    # A sure rise is one, whatever its updates look like; one that noise might have made is not.
+    ("climbing", 10 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
+    ("step", RISE + 0.6 * X, 0.3, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06}),
+    ("no gain", RISE, 0.3, {"outer__fresh_gain": -0.0005}),
+    # On either side of each threshold.
+    ("step", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.013}),
+    ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": -0.008}),
+    ("no gain", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.008}),
+    ("unknown", RISE, 0.3, {"outer__own_gain": 0.1, "outer__fresh_gain": 0.013}),
+    ("settled", RISE, 0.3, {"outer__own_gain": 0.0035, "outer__fresh_gain": 0.0}),
+    ("no gain", RISE, 0.3, {"outer__own_gain": 0.0045, "outer__fresh_gain": 0.0}),
+    ("critic", RISE, 0.3, {"losses__explained_variance": 0.15}),
+    ("unknown", RISE, 0.3, {"losses__explained_variance": 0.25}),
+    ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
+    ("exploration", np.full(LINES, -200.0), 0.0, {}),
+    # What moves the policy by less than every healthy run does, at most ...
+    ("slow", np.zeros(LINES), 0.3, {"outer__kl": 1.8e-3, "outer__own_gain": 1e-4}),
+    ("unknown", RISE, 0.3, {"outer__kl": (2.5e-3, 1e-8)}),
+    ("slow", 10 * X, 0.3, {"outer__kl": 1.8e-4}),
+    ("climbing", 10 * X, 0.3, {"outer__kl": 2.2e-4}),
+    # ... whether it is the rate or the clip that holds it, or the bonus.
+    ("clipped", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.2}),
+    ("slow", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.12}),
+    ("random", RISE, 0.0, {"losses__entropy": (1.0, 0.999), "outer__own_gain": 1e-4}),
+    ("unknown", RISE, 0.3, {}),
+    # The entropy of a Gaussian policy may be negative.
+    ("step", RISE, 0.3, {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}),
+    ("slow", 0 * X, 0.3, {"losses__entropy": (-1.50, -1.51), "outer__kl": 1e-6}),
+    ("fell", np.where(X < 0.8, 20 * X, 2), 0.3, {}),
+])  # fmt: skip
 def test_causes(label, returns, noise, values):
     assert [diagnosis.diagnose(course(returns, noise, seed, **values))[0] for seed in range(3)] == [label] * 3
 
@@ -293,14 +290,11 @@ def test_every_command_that_it_advises_is_understood(script):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"num_envs": 64}, {"num_envs": 512, "sticky_actions": 0.1}])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"learning_rate": 1e-5}, {"learning_rate": 0.1}, {"clip_eps": 1.0}, {"clip_eps": 0.01}, {"gamma": 0.8},
-        {"gamma": 1.0, "gae_lambda": 1.0}, {"ent_coef": 0.0}, {"ent_coef": 1.0}, {"clip_vloss": True},
-        {"reward_clip": 0.001}, {"activation": "tanh", "layer_norm": False}, {"norm_obs": True},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("wrong", [
+    {"learning_rate": 1e-5}, {"learning_rate": 0.1}, {"clip_eps": 1.0}, {"clip_eps": 0.01}, {"gamma": 0.8},
+    {"gamma": 1.0, "gae_lambda": 1.0}, {"ent_coef": 0.0}, {"ent_coef": 1.0}, {"clip_vloss": True},
+    {"reward_clip": 0.001}, {"activation": "tanh", "layer_norm": False}, {"norm_obs": True},
+])  # fmt: skip
 def test_what_is_far_from_what_learns_is_put_back_first(wrong, sizes):
     args, advised = first(**sizes, **wrong)
     right = ppo.Args(**sizes)

@@ -69,15 +69,12 @@ TOLD = Effect("x", -2, -3, -1)
 GIVEN, FALSE, UNSURE = (effect._replace(premise=True) for effect in (YES, NO, OPEN))
 
 
-@pytest.mark.parametrize(
-    "found, expected",
-    [
-        ([YES, YES, TOLD], "holds"), ([YES, NO], "does not hold"), ([OPEN, NO], "does not hold"), ([YES, OPEN], "open"),
-        ([], "open"), ([TOLD], "open"), ([GIVEN, YES], "holds"), ([GIVEN, NO], "does not hold"),
-        ([FALSE, YES], "not applicable"), ([FALSE, NO], "not applicable"), ([FALSE], "not applicable"),
-        ([UNSURE, YES], "open"), ([UNSURE, NO], "open"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("found, expected", [
+    ([YES, YES, TOLD], "holds"), ([YES, NO], "does not hold"), ([OPEN, NO], "does not hold"), ([YES, OPEN], "open"),
+    ([], "open"), ([TOLD], "open"), ([GIVEN, YES], "holds"), ([GIVEN, NO], "does not hold"),
+    ([FALSE, YES], "not applicable"), ([FALSE, NO], "not applicable"), ([FALSE], "not applicable"),
+    ([UNSURE, YES], "open"), ([UNSURE, NO], "open"),
+])  # fmt: skip
 def test_a_claim_holds_if_all_its_effects_do_and_its_premise(found, expected):
     assert verdict(found) == verdict(found[::-1]) == expected
 
@@ -406,16 +403,13 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
     assert "  open (" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("5", "5a"),
-        ("1a 14b", "figure 14b"),
-        ("", "--list"),
-        ("11", "--preset laptop: figure 11 does not have it; it has gpu, paper"),
-        ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    ("5", "5a"),
+    ("1a 14b", "figure 14b"),
+    ("", "--list"),
+    ("11", "--preset laptop: figure 11 does not have it; it has gpu, paper"),
+    ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
+])  # fmt: skip
 def test_bad_input_is_one_line(capsys, no_runs, flags, said):
     with pytest.raises(SystemExit) as exit:
         start(figures, *flags.split())

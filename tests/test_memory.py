@@ -10,16 +10,13 @@ from common.run import memory
 from common.run.arguments import UsageError
 
 
-@pytest.mark.parametrize(
-    "groups, limits, smallest",
-    [
-        ("", {}, math.inf),
-        ("0::/job/step", {"job/step": "max", "job": "300", "": "400", "job/other": "100"}, 300),
-        ("0::/", {"": "700"}, 700),  # a container that sees its own group as the top
-        ("0::/docker/abc", {"": "700"}, 700),  # a container with the name of the group outside
-        ("5:devices:/job\n1:name=systemd:/", {}, math.inf),  # version 1, which is left out
-    ],
-)
+@pytest.mark.parametrize("groups, limits, smallest", [
+    ("", {}, math.inf),
+    ("0::/job/step", {"job/step": "max", "job": "300", "": "400", "job/other": "100"}, 300),
+    ("0::/", {"": "700"}, 700),  # a container that sees its own group as the top
+    ("0::/docker/abc", {"": "700"}, 700),  # a container with the name of the group outside
+    ("5:devices:/job\n1:name=systemd:/", {}, math.inf),  # version 1, which is left out
+])  # fmt: skip
 def test_the_limit_of_a_group_is_the_smallest_above_it(tmp_path, groups, limits, smallest):
     """The group in /proc/self/cgroup, the limits in /sys/fs/cgroup, the smallest of those that count."""
     files = {f"sys/fs/cgroup/{name}/memory.max": limit for name, limit in limits.items()}

@@ -331,22 +331,19 @@ def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
 LENGTH = "--sequence-length {}: does not divide --num-steps {} and --minibatch-size {}; {} would"
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        (dict(sequence_length=5), LENGTH.format(5, 12, 48, "4 or 6")),
-        (dict(minibatch_size=8), LENGTH.format(12, 12, 8, 4)),
-        (
-            dict(sequence_length=24, num_envs=2048, num_steps=32, minibatch_size=None, total_timesteps=2**20),
-            LENGTH.format(24, 32, 2048, "16 or 32"),
-        ),
-        (
-            {"sequence_length": 12, "num_devices": 8},
-            "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "
-            "--minibatch-size / --sequence-length, 8 and 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    (dict(sequence_length=5), LENGTH.format(5, 12, 48, "4 or 6")),
+    (dict(minibatch_size=8), LENGTH.format(12, 12, 8, 4)),
+    (
+        dict(sequence_length=24, num_envs=2048, num_steps=32, minibatch_size=None, total_timesteps=2**20),
+        LENGTH.format(24, 32, 2048, "16 or 32"),
+    ),
+    (
+        {"sequence_length": 12, "num_devices": 8},
+        "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "
+        "--minibatch-size / --sequence-length, 8 and 4",
+    ),
+])  # fmt: skip
 def test_what_cannot_work_is_one_line(flags, said):
     with pytest.raises(UsageError) as error:
         build(ppo_rnn, Odd(), having(**flags))

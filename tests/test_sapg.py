@@ -125,15 +125,12 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
         assert 0 < relabelled[:32].sum() < 16  # mixed
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 98304", (2, 114688)),
-        ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048", (5, 2048)),
-        ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048 --num-rollout-chunks 2", (2, 2560)),
-        ("--num-blocks 1 --num-envs 512 --num-steps 16 --minibatch-size 2048", (4, 2048)),
-    ],
-)
+@pytest.mark.parametrize("flags, expected", [
+    ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 98304", (2, 114688)),
+    ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048", (5, 2048)),
+    ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048 --num-rollout-chunks 2", (2, 2560)),
+    ("--num-blocks 1 --num-envs 512 --num-steps 16 --minibatch-size 2048", (4, 2048)),
+])  # fmt: skip
 def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
     assert parse(sapg.Args, "", flags.split()).epoch == expected
 

@@ -28,15 +28,12 @@ def keys_of(number):
     return jax.vmap(jax.random.key)(np.arange(number))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"learning_rate": 0.5, "noise": 6.0},
-        {"learning_rate": 0.3, "noise": 0.0},
-        {"learning_rate": 0.9, "initial_distance": 0.0},
-        {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
-    ],
-)
+@pytest.mark.parametrize("flags", [
+    {"learning_rate": 0.5, "noise": 6.0},
+    {"learning_rate": 0.3, "noise": 0.0},
+    {"learning_rate": 0.9, "initial_distance": 0.0},
+    {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
+])  # fmt: skip
 def test_the_predicted_distance_is_the_mean_of_4000_simulations(flags):
     args, rng = replace(ARGS, **flags), np.random.default_rng(0)
     x = np.full((4000, 5), args.initial_distance / np.sqrt(5))
@@ -103,15 +100,12 @@ def test_there_is_a_theory_of_converging_gradient_descent_alone():
         assert not stochastic_opt.has_theory(replace(ARGS, **flags))
 
 
-@pytest.mark.parametrize(
-    "flags, rates",
-    [
-        ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
-         [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
-        ({"optimizer": "momentum", "momentum": 0.8, "switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
-        ({"optimizer": "adam"}, [0.1] * 10),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("flags, rates", [
+    ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
+     [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
+    ({"optimizer": "momentum", "momentum": 0.8, "switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
+    ({"optimizer": "adam"}, [0.1] * 10),
+])  # fmt: skip
 def test_steps_without_noise_are_those_of_numpy(flags, rates):
     args = replace(ARGS, noise=0.0, **flags)
     states, metrics = course(args, keys_of(1))
@@ -132,15 +126,12 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
         assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("--dimension 2000000000", "--dimension 2000000000: needs "),
-        ("--switch-step 3", "--switch-step 3: needs --switch-learning-rate"),
-        ("--switch-learning-rate 0.1", "--switch-learning-rate 0.1: needs --switch-step"),
-        ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    ("--dimension 2000000000", "--dimension 2000000000: needs "),
+    ("--switch-step 3", "--switch-step 3: needs --switch-learning-rate"),
+    ("--switch-learning-rate 0.1", "--switch-learning-rate 0.1: needs --switch-step"),
+    ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
+])  # fmt: skip
 def test_bad_input_is_answered_in_one_line(capsys, tmp_path, flags, said):
     with pytest.raises(SystemExit) as exit:
         start(stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
