@@ -196,10 +196,8 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
     ("--distributed --coordinator-address a --num-processes 2 --process-id 1", ["address a: must be HOST:PORT"]),
     ("--network cnn --env-id CartPole-v1", ["--network cnn", "CartPole-v1", "(4,)"]),
     ("--capture-video --env-id Catch-bsuite", ["--capture-video", "Catch-bsuite"]),
-    (
-        "--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
-        ["2^31", "--num-rollout-chunks"],
-    ),
+    ("--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
+     ["2^31", "--num-rollout-chunks"]),
     ("--num-rollout-chunks 3", ["--num-rollout-chunks 3", "--num-envs 2048", "--num-minibatches 32", "2 or 4"]),
     ("--init-from /nowhere", ["--init-from /nowhere"]),
     ("--fresh-critic", ["--fresh-critic: needs --init-from"]),

@@ -105,17 +105,14 @@ def test_sticky_actions_repeat_what_was_executed_and_begin_anew_with_an_episode(
     assert (done == given[..., 0].T).mean() == pytest.approx(1 - 0.25 * 2 / 3, abs=0.04)
 
 
-@pytest.mark.parametrize(
-    "observed, done, shape, dtype, actions",  # the last three as we have it
-    [
-        ("real", "real", (2, 2), np.float32, 4),
-        ("scalar", "one of", (1,), np.float32, (3,)),
-        ("bytes", "many", (2,), np.uint8, (2, 3)),
-        ("one of", "bits", (3,), np.bool_, (2, 2, 2)),
-        ("bits", "scalar", (3,), np.bool_, 1),
-        ("dict", "real", (4,), np.float32, 4),
-    ],
-)
+@pytest.mark.parametrize("observed, done, shape, dtype, actions", [
+    ("real", "real", (2, 2), np.float32, 4),
+    ("scalar", "one of", (1,), np.float32, (3,)),
+    ("bytes", "many", (2,), np.uint8, (2, 3)),
+    ("one of", "bits", (3,), np.bool_, (2, 2, 2)),
+    ("bits", "scalar", (3,), np.bool_, 1),
+    ("dict", "real", (4,), np.float32, 4),
+])  # fmt: skip
 def test_spaces_are_translated(observed, done, shape, dtype, actions):
     kwargs = {"observations": observed, "actions": done}
     env = envs.make("gymnasium/counting:Spaces-v0", 2, env_kwargs=json.dumps(kwargs))
@@ -203,9 +200,8 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
     capsys.readouterr()
     assert ppo.train(ppo.Args(resume=str(path))) == path
     said = [line for line in capsys.readouterr().err.splitlines() if "resuming" in line]
-    assert said == [
-        "resuming after update 2 of 4; all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
-    ]
+    why = "all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
+    assert said == [f"resuming after update 2 of 4; {why}"]
     assert metrics_of(path)[:2] == whole[:2] and [line["update"] for line in metrics_of(path)] == [1, 2, 3, 4, 4]
 
 
@@ -278,11 +274,7 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
     ("Acrobot-v1", dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
     ("Taxi-v3", dict(time_limit=9), """--time-limit 9: .* such as --env-kwargs '{"max_episode_steps": 9}'"""),
     ("CartPole-v1", dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}'"""),
-    (
-        "counting:Counting-v0",
-        dict(env_kwargs='{"fail_at": 1}'),
-        r"step raises ValueError: the cable .*ing.py:\d+\)",
-    ),
+    ("counting:Counting-v0", dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable .*ing.py:\d+\)"),
     ("MountainCar-v0", dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
 ])  # fmt: skip
 def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id, given, said):
@@ -321,9 +313,8 @@ def bare(name, actions, seed, **kwargs):
     steps, num = actions.shape
     pool = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, **kwargs)
     obs, _ = pool.reset()
-    found = {
-        key: [[] for _ in range(num)] for key in ("obs", "final_obs", "reward", "terminated", "truncated", "lives")
-    }
+    keys = ("obs", "final_obs", "reward", "terminated", "truncated", "lives")
+    found = {key: [[] for _ in range(num)] for key in keys}
     ended = np.zeros(num, bool)
     while min(map(len, found["reward"])) < steps:
         taken = np.array([len(rewards) for rewards in found["reward"]])
@@ -337,19 +328,18 @@ def bare(name, actions, seed, **kwargs):
     return {key: np.array([rows[:steps] for rows in found[key]]).swapaxes(0, 1) for key in found}
 
 
-GAMES = {"CartPole-v1": dict(max_episode_steps=25), "Breakout-v5": dict(episodic_life=True, reward_clip=True)}
-
-
 @pytest.mark.optional
-@pytest.mark.parametrize("name", GAMES)
-def test_envpool_plays_as_in_its_own_loop(monkeypatch, name):
+@pytest.mark.parametrize("name, kwargs", [
+    ("CartPole-v1", dict(max_episode_steps=25)), ("Breakout-v5", dict(episodic_life=True, reward_clip=True)),
+])  # fmt: skip
+def test_envpool_plays_as_in_its_own_loop(monkeypatch, name, kwargs):
     pytest.importorskip("envpool")
-    env = envs.make(f"envpool/{name}", 3, env_kwargs=json.dumps(GAMES[name]))
+    env = envs.make(f"envpool/{name}", 3, env_kwargs=json.dumps(kwargs))
     seeds, make = [], env.suite._make
     monkeypatch.setattr(env.suite, "_make", lambda num, seed, **kwargs: seeds.append(seed) or make(num, seed, **kwargs))
     actions = np.random.default_rng(0).integers(0, env.action_space.nvec[0], (300, 3), np.int32)
     (_, obs), outs, _ = play(env, jnp.array(actions)[..., None])
-    theirs = bare(name, actions, seeds[0], **GAMES[name])
+    theirs = bare(name, actions, seeds[0], **kwargs)
     if name == "Breakout-v5":
         theirs |= {key: np.moveaxis(theirs[key], 2, -1) for key in ("obs", "final_obs")}
     np.testing.assert_array_equal(np.concatenate([obs[None], outs.obs[:-1]]), theirs["obs"])
@@ -380,11 +370,7 @@ CUTS_NOTHING = "max_episode_steps cuts none of its episodes; leave it out"  # ev
 @pytest.mark.optional
 @pytest.mark.parametrize("name, kwargs, said", [
     ("Pnog-v5", "{}", "envpool has no Pnog-v5; did you mean Pong-v5"),
-    (
-        "CartPole-v1",
-        '{"batch_size": 1}',
-        '--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size',
-    ),
+    ("CartPole-v1", '{"batch_size": 1}', '--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size'),
     ("StarpilotEasy-v0", '{"max_episode_steps": 5}', f"envpool/StarpilotEasy-v0: {CUTS_NOTHING}"),
     ("tabular/CliffWalking-v0", '{"max_episode_steps": 5}', f"envpool/tabular/CliffWalking-v0: {CUTS_NOTHING}"),
 ])  # fmt: skip
@@ -399,6 +385,5 @@ def test_a_limit_that_is_not_refused_cuts(name):
     pytest.importorskip("envpool")
     env = envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 4}')
     _, outs, _ = play(env, jnp.zeros((8, 2, env.action_dim), jnp.int32 if name[0] != "P" else jnp.float32))
-    assert (
-        outs.truncated[3].all() and not outs.terminated[3].any() and (outs.episode.length[outs.episode.done] <= 4).all()
-    )
+    assert outs.truncated[3].all() and not outs.terminated[3].any()
+    assert (outs.episode.length[outs.episode.done] <= 4).all()

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from textwrap import dedent, indent
+from textwrap import dedent
 
 import jax
 import jax.numpy as jnp
@@ -185,18 +185,12 @@ def test_a_file_imports_its_neighbours_and_hides_no_package(here, monkeypatch):
     assert envs.make("dir/my_file.py:Walk", 1).suite.name == "Walk"
 
 
-@pytest.mark.parametrize(
-    "env_id, name",
-    [("/some/dir/my_file.py:MyEnv", "my_file-MyEnv"), ("gymnasium/ale_py:ALE/Pong-v5", "ale_py-ALE-Pong-v5")],
-)
-def test_the_name_of_a_run_is_one_folder(env_id, name):
-    assert _of_environment(env_id) == name
+def test_the_name_of_a_run_is_one_folder():
+    assert _of_environment("/some/dir/my_file.py:MyEnv") == "my_file-MyEnv"
+    assert _of_environment("gymnasium/ale_py:ALE/Pong-v5") == "ale_py-ALE-Pong-v5"
 
 
-ARGUMENTS = (
-    WALK
-    + NATIVE.replace("class Walk", "class Native")
-    + """
+ARGUMENTS = WALK + NATIVE.replace("class Walk", "class Native") + """
 class Sized(Walk):
     def __init__(self, size, goal=1.0):
         self.size, self.goal = size, goal
@@ -208,8 +202,7 @@ def anything(**kwargs):
     return Sized(**kwargs)
 
 WALK = Walk()
-"""
-)
+"""  # fmt: skip
 
 
 def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
@@ -249,11 +242,7 @@ def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
     ("json:Walk", None, ["no Walk in", "json/__init__.py; it has", "dumps"]),
     ("my_file:", None, ["must be FILE:NAME, such as my_file:MyEnv"]),
     ("my_file.py", None, ["is a file; say which class in it, my_file.py:MyEnv"]),
-    (
-        "foo/Bar",
-        None,
-        ["no suite 'foo'; there are such as CartPole-v1, kinetix/locomotion, ", " and my_file:MyEnv"],
-    ),
+    ("foo/Bar", None, ["no suite 'foo'; there are such as CartPole-v1, kinetix/locomotion, ", " and my_file:MyEnv"]),
 ])  # fmt: skip
 def test_bad_arguments_and_what_is_not_found_are_one_line(here, env_id, kwargs, said):
     (here / "my_file.py").write_text(ARGUMENTS)
@@ -326,10 +315,8 @@ LINE = 1 + WALK[: WALK.index("def step")].count("\n")
     (changed("Discrete((2,))", "Box(-1, 1)"), ["action_space is Box(low=-1, high=1)", "high) with arrays"]),
     (changed(STATE, f"if action[0] > 0: {STATE}"), ["TracerBool", "jnp.where can", f":{LINE + 2})"]),
     (changed(STATE, "1 / 0"), ["step(key, state, action) ->", "raises ZeroDivision", f"my_file.py:{LINE + 2})"]),
-    (
-        WALK + indent("\ndef reset_to(self, key, level):\n    return {}, jax.nn.one_hot(0, 4)\n", "    "),
-        ["reset_to's (state, obs) is built as ({}, *); must be"],
-    ),
+    (WALK + "\n    def reset_to(self, key, level):\n        return {}, jax.nn.one_hot(0, 4)\n",
+     ["reset_to's (state, obs) is built as ({}, *); must be"]),
     ("def Walk(): pass", ["Walk has no action_space"]),
     ("x = 1\nimport nothing_of_this_name", ["importing my_file.py raises ModuleNotFoundError", "my_file.py:2)"]),
     ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (my_file.py, line 3)"]),

@@ -172,9 +172,8 @@ def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch
     for n, (_, proximal) in enumerate(seen):
         np.testing.assert_allclose(proximal, average(history[: n + 1], 4.0, False), rtol=1e-4, atol=1e-6)
     assert max(abs(history[8] - seen[8][1])) > 1e-3  # not reset to the policy where the second update begins
-    newest, proximal = (
-        jax.flatten_util.ravel_pytree(x)[0] for x in (states[2].learner.params, states[2].learner.proximal.params)
-    )
+    last = states[2].learner
+    newest, proximal = (jax.flatten_util.ravel_pytree(x)[0] for x in (last.params, last.proximal.params))
     np.testing.assert_allclose(proximal, average([*history, newest], 4.0, False), rtol=1e-4, atol=1e-6)
 
 
@@ -189,10 +188,8 @@ def test_the_average_goes_on_over_updates_and_chunks_and_for_each_seed(monkeypat
     moved = np.concatenate([[0.0], -0.1 * np.cumsum(steps)])
     for number, state in ((0, states[0]), (8, states[1]), (16, states[2])):
         learner = state.learner
-        for delta, tree in (
-            (moved[number], learner.params),
-            (average(moved[: number + 1], com, debias), learner.proximal.params),
-        ):
+        averaged = average(moved[: number + 1], com, debias)
+        for delta, tree in ((moved[number], learner.params), (averaged, learner.proximal.params)):
             expected = jax.tree.map(lambda x, delta=delta: np.asarray(x, np.float64) + delta, states[0].learner.params)
             leaves_close(tree, expected, rtol=1e-4, atol=1e-5)
         weight = sum((com / (1 + com)) ** k for k in range(number + 1))

@@ -172,6 +172,10 @@ def optimise(args, network, learner, batch):
     return on_devices(run)(learner, batch)
 
 
+def error_of(rnd, obs):
+    return ppo_rnd.prediction_error(ARGS, rnd, rnd.predictor, np.asarray(obs, np.float32))
+
+
 def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     rng = np.random.default_rng(1)
     here, there = (np.float32(place) + 0.2 * rng.normal(size=(64, 3)).astype(np.float32) for place in (-1.5, 1.5))
@@ -179,9 +183,7 @@ def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     batch = batch._replace(next_obs=here)
     args = replace(ARGS, update_epochs=50, update_proportion=1.0)
     after, metrics = optimise(args, network, learner, batch)
-    error = lambda obs, learner: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, learner.rnd, learner.rnd.predictor, obs
-    ).mean()
+    error = lambda obs, learner: error_of(learner.rnd, obs).mean()  # noqa: E731
     assert error(here, after) < 0.02 * error(here, learner) and error(there, after) > 0.5 * error(there, learner)
     assert error(here, after) < metrics["rnd/loss"] < error(here, learner)
     same(after.rnd.target, learner.rnd.target)
@@ -192,12 +194,9 @@ def test_observations_are_normalised_by_their_own_statistics_and_clipped_at_5():
     mean, std = np.float32([3, -2, 50]), np.float32([2, 0.5, 30])
     stats = statistics.RunningStats(mean, std**2, np.float32(10))
     shifted = learner.rnd._replace(obs_stats=stats)
-    error = lambda rnd, obs: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, rnd, rnd.predictor, np.asarray(obs, np.float32)
-    )
     z = np.random.default_rng(0).normal(size=(9, 3))
-    np.testing.assert_allclose(error(shifted, mean + std * z), error(learner.rnd, z), rtol=1e-3)
-    at, beyond, inside = (error(shifted, mean + std * np.full((1, 3), z)) for z in (5.0, 9.0, 4.5))
+    np.testing.assert_allclose(error_of(shifted, mean + std * z), error_of(learner.rnd, z), rtol=1e-3)
+    at, beyond, inside = (error_of(shifted, mean + std * np.full((1, 3), z)) for z in (5.0, 9.0, 4.5))
     np.testing.assert_allclose(at, beyond, rtol=1e-4)
     assert abs(at - inside) > 1e-3 * at
 

@@ -5,19 +5,19 @@ observations, and of environments whose every observation says where it belongs.
 """
 
 from dataclasses import replace
+from fnmatch import fnmatch
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Noise, Toy, Training, build, differ, on_devices, same
+from conftest import Noise, Toy, Training, build, differ, on_devices, refusal, same
 
 import ppo_rnn
 from common import envs, evaluation
 from common.actions import Discrete
 from common.run import plots
-from common.run.arguments import UsageError
 
 pytestmark = pytest.mark.slow  # to compile
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
@@ -30,13 +30,6 @@ ARGS = ppo_rnn.Args(
 def having(**flags):
     """ARGS with these flags, and with what follows from them."""
     return replace(ARGS, **{"num_minibatches": None, "sequence_length": None} | flags)
-
-
-KINDS = {  # cell, shared encoder, sequence length
-    "gru-3": ("gru", False, 3),
-    "gru-12": ("gru", True, 12),
-    "lstm-4": ("lstm", False, 4),
-}
 
 
 class Odd(Toy):
@@ -145,10 +138,10 @@ def by_steps(args, params, rollouts):
     return found, states, after
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[("gru", False, 3), ("gru", True, 12), ("lstm", False, 4)])
 def played(request):
     """Two rollouts, one after the other, of Odd; all sequences in a random order; what the network makes of them."""
-    cell, shared, length = KINDS[request.param]
+    cell, shared, length = request.param
     args = having(cell=cell, shared_encoder=shared, sequence_length=length)
     env, network = envs.VectorEnv(Odd(), ENVS), ppo_rnn.ActorCritic(args, Odd.action_space)
 
@@ -186,9 +179,7 @@ def test_rollouts_are_those_of_numpy_step_by_step(played):
         np.testing.assert_allclose(np.concatenate([getattr(t, name) for t in ts]), expected, atol=2e-5)
     np.testing.assert_allclose([last for *_, last, _ in rollouts], after, atol=2e-5)
     first = np.arange(0, 2 * STEPS, args.sequence_length)
-    stored = np.concatenate(
-        [np.concatenate(jax.tree.leaves(s), -1) for _, _, s, *_ in rollouts]
-    )  # [T / L, N, all cells]
+    stored = np.concatenate([np.concatenate(jax.tree.leaves(s), -1) for _, _, s, *_ in rollouts])  # [T / L, N, cells]
     carried = ~reset[first]
     assert abs(states[first][carried]).max() > 0.1
     np.testing.assert_allclose(stored[carried], states[first][carried], atol=2e-5)
@@ -328,23 +319,10 @@ def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
     assert returns[-1] > 0.95 and evaluated == [1]
 
 
-LENGTH = "--sequence-length {}: does not divide --num-steps {} and --minibatch-size {}; {} would"
-
-
 @pytest.mark.parametrize("flags, said", [
-    (dict(sequence_length=5), LENGTH.format(5, 12, 48, "4 or 6")),
-    (dict(minibatch_size=8), LENGTH.format(12, 12, 8, 4)),
-    (
-        dict(sequence_length=24, num_envs=2048, num_steps=32, minibatch_size=None, total_timesteps=2**20),
-        LENGTH.format(24, 32, 2048, "16 or 32"),
-    ),
-    (
-        {"sequence_length": 12, "num_devices": 8},
-        "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "
-        "--minibatch-size / --sequence-length, 8 and 4",
-    ),
+    (dict(sequence_length=5), "--sequence-length 5: * --num-steps 12 and --minibatch-size 48; 4 or 6 would*"),
+    (dict(minibatch_size=8), "--sequence-length 12: * --num-steps 12 and --minibatch-size 8; 4 would*"),
+    (dict(num_devices=8), "--num-devices 8: * --num-envs / * and --minibatch-size / --sequence-length, 8 and 4*"),
 ])  # fmt: skip
 def test_what_cannot_work_is_one_line(flags, said):
-    with pytest.raises(UsageError) as error:
-        build(ppo_rnn, Odd(), having(**flags))
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+    assert fnmatch(refusal(lambda: build(ppo_rnn, Odd(), having(**flags))), said)

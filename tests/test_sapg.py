@@ -1,5 +1,6 @@
 """sapg.py: with one block it is ppo.py; relabelled rows, weights and returns against loops in NumPy."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, same
+from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, refusal, same
 from jax.sharding import PartitionSpec as P
 from test_ppo import NARROW
 
@@ -16,7 +17,7 @@ import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
 from common.run import arguments
-from common.run.arguments import UsageError, parse
+from common.run.arguments import parse
 
 pytestmark = pytest.mark.slow  # to compile
 FLAGS = dict(
@@ -115,9 +116,8 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
     _, _, (sample,) = Training(sapg, Noise(Discrete((3,))), args).run(1)
     jax.effects_barrier()
     own = np.asarray(sample.batch.obs).reshape(-1, 3)
-    first, second = (
-        [np.concatenate(x) for x in zip(*seen[start : start + 2], strict=True)] for start in (0, 2)
-    )  # of the two minibatches of an epoch
+    epochs = seen[:2], seen[2:]  # of two minibatches each
+    first, second = ([np.concatenate(x) for x in zip(*epoch, strict=True)] for epoch in epochs)
     assert [len(obs) for obs, _ in seen] == [32] * 4 and differ(first, second)
     for obs, relabelled in (first, second):
         same(np.sort(obs[~relabelled], axis=0), np.sort(own, axis=0))
@@ -149,9 +149,8 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     advantage, target, value = rng.normal(size=(3, size))
     target, value = (x + 10 * block + obs[:, 1] for x in (target, value))  # near the new value, or it hides all else
     columns = (log_prob, value, advantage, target)
-    batch = sapg.Batch(
-        obs, action, *(x.astype(np.float32) for x in columns), block, relabelled, log_center.astype(np.float32)
-    )
+    *columns, log_center = (x.astype(np.float32) for x in (*columns, log_center))
+    batch = sapg.Batch(obs, action, *columns, block, relabelled, log_center)
     policy = lambda params, obs, block: Known().apply(params, obs, block)  # noqa: E731
     loss, parts = jax.jit(lambda batch: sapg.ppo_loss(args, policy, {}, batch))(batch)
     total, kls, clipped = 0.0, {False: [], True: []}, {False: [], True: []}
@@ -306,19 +305,14 @@ def test_what_cannot_work_is_one_line():
         (dict(num_envs=64), r"--num-envs 64: must be a multiple of --num-blocks .* = 6; 66 would"),
         (dict(num_envs=18, num_rollout_chunks=2), r"--num-blocks \* --num-rollout-chunks = 12; 24 would"),
         # Of 16 chunks of 4 epochs the rate would be adapted 64 times, most often to what others had moved.
-        (
-            dict(adaptive_lr_kl=0.016, num_rollout_chunks=16),
-            r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$",
-        ),
+        (dict(adaptive_lr_kl=0.016, num_rollout_chunks=16), "--num-rollout-chunks 16: the KL of a later chunk"),
     ):
-        with pytest.raises(UsageError, match=said):
-            sapg.Args(**flags)
+        assert re.search(said, refusal(sapg.Args, **flags))
     low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
     args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
     build(sapg, Noise(Box(-high, high)), args)
     for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
-        with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
-            build(sapg, Noise(space), args)
+        assert "--bounds-coef 0.0001: needs actions in [-1, 1]; " in refusal(build, sapg, Noise(space), args)
 
 
 def test_each_epoch_has_the_learning_rate_that_the_one_before_gave(monkeypatch):
