@@ -171,12 +171,9 @@ def test_step_is_replayed_in_python():
     for name, values in expected.items():
         np.testing.assert_allclose(metrics[f"charts/{name}"], values.mean(), rtol=1e-6)
     assert metrics["charts/num_episodes"] == len(episodes)
-
-
-def test_where_no_episode_ended_the_means_are_nan():
-    metrics = VectorEnv(Counter(ends=(99,), limit=999), 4).episode_metrics(jnp.zeros(4))
-    assert metrics.pop("charts/num_episodes") == 0
-    assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
+    metrics = env.episode_metrics(jnp.zeros(4))  # where none ended
+    assert metrics.pop("charts/num_episodes") == 0 and len(metrics) == 3
+    assert all(np.isnan(value) for value in metrics.values())
 
 
 @pytest.mark.parametrize("stagger", [0, 40])
@@ -194,21 +191,16 @@ def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(
     assert all_different(state.inner.id, *([state.inner.noise[obs[:, 0] > 0]] if stagger else []))
 
 
-INF = np.inf
-BOUNDS = [(-3, 1), (-INF, INF), (2, INF), (-INF, -3), (-3.4e38, 3.4e38)]  # without any, beyond 1 and -1, and no bounds
-PLAYED = [(-3, 1), (-1, 1), (2, 4), (-5, -3), (-1, 1)]
-
-
-@pytest.mark.parametrize("space", [Discrete((2, 3)), Box(*np.float32(BOUNDS).T)])
-def test_random_actions_fill_their_space(space):
-    actions = np.asarray(space.sample(jax.random.key(0), 3000))
-    if isinstance(space, Discrete):
-        assert actions.shape == (3000, 2)
-        for column, number in zip(actions.T, space.nvec, strict=True):
-            assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
-    else:
-        for column, (low, high) in zip(actions.T, PLAYED, strict=True):
-            assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
+def test_random_actions_fill_their_space():
+    """Also one without bounds, beyond 1 or -1, and with bounds that are none."""
+    inf = np.inf
+    bounds = [(-3, 1), (-inf, inf), (2, inf), (-inf, -3), (-3.4e38, 3.4e38)]
+    played = [(-3, 1), (-1, 1), (2, 4), (-5, -3), (-1, 1)]
+    chosen, drawn = (s.sample(jax.random.key(0), 3000) for s in (Discrete((2, 3)), Box(*np.float32(bounds).T)))
+    for column, number in zip(chosen.T, (2, 3), strict=True):
+        assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
+    for column, (low, high) in zip(drawn.T, played, strict=True):
+        assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
 
 
 def scores(suite, num_eval_episodes, given_up=lambda: False, seed=0, num_seeds=1, logits=(0.0, 0.0), greedy=False):
@@ -254,9 +246,7 @@ def test_an_episode_that_never_ends_counts_as_it_is_and_is_told(monkeypatch, cap
     longest = 3 * evaluation.PIECE  # the first whole piece from 300 on
     assert metrics["eval/episodic_length"] == metrics["eval/episodic_return"] == (2 + longest) / 2
     assert metrics["eval/solve_rate"] == 0.5
-    said = (
-        f"warning: 3 of 6 episodes of the evaluation had not ended after {longest} steps, and count as they were then"
-    )
+    said = f"warning: 3 of 6 episodes of the evaluation had not ended after {longest} steps, and count as they were"
     assert said in capsys.readouterr().err
     scores(Counter((300,), 10**9), 6)
     assert not capsys.readouterr().err

@@ -134,12 +134,9 @@ def test_flags_of_the_environment_reach_it(clock):
     np.testing.assert_array_equal(earlier[both, 1], later[both, 1])
 
 
-def test_resets_are_staggered(clock):
+def test_resets_are_staggered_and_all_environments_play_episodes_of_their_own(clock):
     begun = np.asarray(clock.states[0].environments.obs)[..., 3].ravel()
     assert sorted(begun) == sorted(4 * [0, 0, 1, 2])  # of each device's part of a chunk
-
-
-def test_all_environments_play_episodes_of_their_own(clock):
     for state in clock.states:
         assert np.unique(np.asarray(state.environments.obs)[..., 5]).size == 16
 
@@ -188,15 +185,12 @@ def test_targets_are_discounted_returns_in_units_of_the_returns(descent):
     np.testing.assert_allclose(descent.targets(0), expected[time], rtol=1e-3)
 
 
-def test_the_learning_rate_falls_by_the_update(descent):
+def test_the_learning_rate_and_the_entropy_bonus_fall_by_the_update(descent):
     rows, expected = descent.metrics, [0.1, 0.075, 0.05, 0.025]
     np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], expected, rtol=1e-6)
     assert min(row["outer/grad_norm"] for row in rows) > 1e-3
     way = np.array([row["outer/update_norm"] for row in rows])
     np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=2e-3)
-
-
-def test_the_entropy_bonus_falls_by_the_update(descent):
     if descent.name != "pqn":
         np.testing.assert_allclose(descent.bonuses, [1, 0.75, 0.5, 0.25], rtol=1e-6)
 
@@ -371,10 +365,8 @@ def test_the_policys_loss_is_clipped_where_that_makes_it_worse_and_finite_beyond
         (0.5, -1, 0.8, 0), (1.5, 2, -2.4, 0), (0.5, -3, 2.4, 0),
     ])  # fmt: skip
     huge, ordinary = [88.0, 89.0, 100.0, 1000.0], [-1e3, -30.0, -0.1, 0.0, 0.1, 1.0, 30.0, 79.0]
-    inputs = (
-        [*np.log(ratio), *huge, *huge, *ordinary, *ordinary],
-        [*advantage, *4 * [2], *4 * [-2], *8 * [2], *8 * [-2]],
-    )
+    now = [*np.log(ratio), *huge, *huge, *ordinary, *ordinary]
+    inputs = now, [*advantage, *4 * [2], *4 * [-2], *8 * [2], *8 * [-2]]
     by_hand, up, down, usual = np.split(surrogates(name, *inputs), [8, 12, 16], axis=1)
     np.testing.assert_allclose(by_hand, [loss, loss * moves], rtol=1e-5)
     np.testing.assert_allclose(up, [[-2.4] * 4, [0.0] * 4], rtol=1e-6)

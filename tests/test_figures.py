@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import read, start, write_run
+from conftest import ended, read, start, write_run
 from test_grid import tasks
 
 import figures
@@ -352,10 +352,8 @@ def no_runs(monkeypatch):
 def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path, capsys, no_runs):
     start(figures, "5a", "1b", "--runs-dir", written, "--results-dir", tmp_path / "new")
     out = capsys.readouterr().out
-    assert {p.name for p in (tmp_path / "new").iterdir()} == {
-        *(f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")),
-        "effects_Pendulum-v1.png",
-    }
+    pages = [f"fig_{name}.{kind}" for name in ("5a", "1b") for kind in ("png", "json")]
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {*pages, "effects_Pendulum-v1.png"}
     for name in ("5a", "1b"):
         summary = read(tmp_path / f"new/fig_{name}.json")
         assert (summary["verdict"], summary["not_finished"]) == ("holds", [])
@@ -381,9 +379,8 @@ def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(mon
     a = shown | {"what": "a", "low": 0.2, "high": 0.4, "above": 0.1}
     within = shown | {"what": "b", "low": -0.05, "high": 0.05}
     none = within | {"what": "of two seeds", "low": None}
-    pictures.forest(
-        {"1a": {"effects": [a, none]}, "4": {"effects": [within | {"above": -0.1}, within | {"below": 0.1}]}}, ""
-    )
+    both = [within | {"above": -0.1}, within | {"below": 0.1}]
+    pictures.forest({"1a": {"effects": [a, none]}, "4": {"effects": both}}, "")
     axes = drawn[0].axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1a: a", "4: b"]
     lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
@@ -395,12 +392,11 @@ def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(mon
 def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_path, no_runs, capsys):
     monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: ["a: exit code 1: no memory"])
     (tmp_path / "fig_1b.png").mkdir()
-    with pytest.raises(SystemExit) as exit:
-        start(figures, "1b", "3b", "--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
+    places = "--runs-dir", tmp_path / "none", "--results-dir", tmp_path
+    code, out, _ = ended(capsys, figures, "1b", "3b", *places)
     why = f"[Errno 21] Is a directory: '{tmp_path / 'fig_1b.png'}'"
     failed = f"figures.py: failed: a: exit code 1: no memory\nfigures.py: failed: figure 1b: cannot be drawn ({why})"
-    assert exit.value.code == failed and read(tmp_path / "fig_3b.json")["verdict"] == "open"
-    assert "  open (" in capsys.readouterr().out
+    assert code == failed and read(tmp_path / "fig_3b.json")["verdict"] == "open" and "  open (" in out
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -411,10 +407,9 @@ def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_pa
     ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(capsys, no_runs, flags, said):
-    with pytest.raises(SystemExit) as exit:
-        start(figures, *flags.split())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith("figures.py: error: ") and said in line
+    code, _, err = ended(capsys, figures, *flags.split())
+    (line,) = err.splitlines()
+    assert code == 2 and line.startswith("figures.py: error: ") and said in line
 
 
 def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, written, no_runs):
@@ -429,10 +424,9 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, writ
     assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
 
 
-def test_no_picture_is_drawn_of_nothing(tmp_path, no_runs):
-    with pytest.raises(SystemExit) as refused:
-        start(figures, "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path)
-    assert refused.value.code == 2 and not any(tmp_path.glob("fig*"))
+def test_no_picture_is_drawn_of_nothing(capsys, tmp_path, no_runs):
+    flags = "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path
+    assert ended(capsys, figures, *flags)[0] == 2 and not any(tmp_path.glob("fig*"))
 
 
 def test_the_slurm_arrays_hold_the_commands_of_the_runs(tmp_path, no_runs, capsys):

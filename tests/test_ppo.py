@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, leaves_close, on_devices
+from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, leaves_close, on_devices, refusal
 from jax.sharding import PartitionSpec as P
 
 import ppo
 from common import envs, metrics as measures
 from common.actions import Box, Categorical, Discrete, Gaussian, bounded, k3
 from common.arrays import unpack
-from common.run.arguments import UsageError
 from common.statistics import explained_variance, standardise
 
 ARGS = ppo.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
     learning_rate=1e-2,
 )  # fmt: skip
+GAMMA = 0.9
 NARROW = Box(np.full(2, -0.01, np.float32), np.full(2, 0.01, np.float32))
 
 
@@ -77,9 +77,6 @@ def test_gae_is_the_weighted_mean_of_n_step_returns():
     for gamma, lam in ((0.9, 0.65), (1.0, 0.5), (0.9, 0.0), (0.9, 1.0)):
         expected = mean_of_n_step_returns(t, last_value, gamma, lam)
         np.testing.assert_allclose(jax.jit(ppo.compute_gae)(t, last_value, gamma, lam), expected, rtol=1e-4, atol=1e-5)
-
-
-GAMMA = 0.9
 
 
 def value_of_count(_, obs):
@@ -422,8 +419,7 @@ def test_a_default_minibatch_has_two_transitions_at_least():
     """Of one, --norm-adv would make the advantage 0."""
     assert ppo.Args(num_envs=1, num_steps=8).minibatch_size == 2
     for flags in ({"minibatch_size": 1}, {"num_minibatches": 8}):
-        with pytest.raises(UsageError, match="--num-minibatches 8: of 1 transition each"):
-            ppo.Args(num_envs=1, num_steps=8, **flags)
+        assert "--num-minibatches 8: of 1 transition each" in refusal(ppo.Args, num_envs=1, num_steps=8, **flags)
         assert ppo.Args(num_envs=1, num_steps=8, norm_adv=False, **flags).minibatch_size == 1
 
 
@@ -432,22 +428,17 @@ def test_single_numbers_cannot_be_stacked(monkeypatch):
         obs_shape = ()
 
     monkeypatch.setattr(envs, "make_suite", lambda *_: Scalar(Discrete((2,))))
-    with pytest.raises(UsageError, match="--frame-stack 3: observations of mine are single numbers"):
-        envs.make("mine", 4, frame_stack=3)
+    assert "--frame-stack 3: observations of mine are single numbers" in refusal(envs.make, "mine", 4, frame_stack=3)
 
 
 # Learning
 
 
-EASY = dict(
-    num_envs=32, num_steps=16, minibatch_size=128, total_timesteps=512 * 100, gamma=0.8, anneal_lr=True,
-    hidden_sizes=(16,),
-)  # fmt: skip
-
-
 def learned(script, toy, observations, args):
     """What the network gives for these observations after 100 updates: in PPO the policy and the values."""
-    training = Training(script, toy, replace(args, **{"num_minibatches": None} | EASY))
+    sizes = dict(num_envs=32, num_steps=16, minibatch_size=128, num_minibatches=None, hidden_sizes=(16,))
+    args = replace(args, **sizes, total_timesteps=512 * 100, gamma=0.8, anneal_lr=True)
+    training = Training(script, toy, args)
     state = training.init(training.keys)
     for _ in range(100):
         state, *_ = training.step(state)
