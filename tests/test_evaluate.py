@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import start
+from conftest import ended, start
 
 import ppo
 import ppo_ewma
@@ -105,9 +105,8 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
     """What follows from them with the other defaults of the script does not count."""
     script, path = trained
     sizes = {"--num-envs": 8, "--minibatch-size": 64, "--total-timesteps": 1280}
-    with pytest.raises(SystemExit) as end:
-        call(script, path.parent, "--resume", path, *(word for pair in sizes.items() for word in pair))
-    assert not end.value.code and "finished already, 10 of 10 updates" in capsys.readouterr().out
+    code, out, _ = ended(capsys, SCRIPTS[script], "--resume", path, *(word for pair in sizes.items() for word in pair))
+    assert not code and "finished already, 10 of 10 updates" in out
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -124,7 +123,6 @@ def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
     script, path = trained
     if script != "ppo":
         return
-    with pytest.raises(SystemExit) as end:
-        call(script, path.parent, *flags.replace("RUN", str(path)).split())
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error
+    words = flags.replace("RUN", str(path)).split()
+    code, _, error = ended(capsys, ppo, *words, "--runs-dir", path.parent)
+    assert code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from conftest import differ, metrics_of, reusing, same, start
+from conftest import differ, leaves_close, metrics_of, reusing, same, start
 
 import ppo
 import ppo_ewma
@@ -59,9 +59,8 @@ def learner_at(outcome, update):
     return jax.tree.map(np.array, jax.device_get(saved["learner"]))
 
 
-def resumed(script, straight, folder, after, *flags):
-    """The run in `straight`, killed after so many updates, without the checkpoints and lines of later ones, and
-    resumed with these flags."""
+def killed_run(straight, folder, after):
+    """The run in `straight` as if it had been killed after so many updates: without what later ones left."""
     shutil.copytree(straight, folder)
     for checkpoint in (folder / "checkpoints").iterdir():
         if int(checkpoint.name) > after:
@@ -69,6 +68,12 @@ def resumed(script, straight, folder, after, *flags):
     (folder / "summary.json").unlink()
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:after]))
+    return folder
+
+
+def resumed(script, straight, folder, after, *flags):
+    """That run, resumed with these flags."""
+    killed_run(straight, folder, after)
     with pytest.MonkeyPatch.context() as patch:
         reusing(patch, script)
         start(script, "--resume", folder, *flags)
@@ -100,12 +105,8 @@ def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(
     assert differ(old.proximal.params, old.params) and differ(old, learner_at(of_ewma, 2))
     assert old.proximal.weight == pytest.approx(sum(0.8**k for k in range(33)), rel=1e-5)
     same(new.params, old.params)
-    jax.tree.map(
-        lambda theta, before, after: np.testing.assert_allclose(
-            after - theta, (before - theta) * 0.9**16, rtol=1e-3, atol=1e-6
-        ),
-        old.params, old.proximal.params, new.proximal.params,
-    )  # fmt: skip
+    away = lambda learner: jax.tree.map(lambda x, y: x - y, learner.proximal.params, old.params)  # noqa: E731
+    leaves_close(away(new), jax.tree.map(lambda x: x * 0.9**16, away(old)), rtol=1e-3, atol=1e-6)
     expected = old.proximal.weight * 0.9**16 + sum(0.9**k for k in range(16))
     assert new.proximal.weight == pytest.approx(expected, rel=1e-5)
 

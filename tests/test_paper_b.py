@@ -67,11 +67,10 @@ def lines_of(p, cell, world, seeds):
         flags = dict(cell.flags)
         line = {"update": update, "global_step": update * flags["num_envs"] * flags["num_steps"]}
         line |= {p.performance: (low + (high - low) * score).tolist(), "charts/num_episodes": [10] * len(NOISE[seeds])}
-        sizes = {
-            f"plasticity/{m}": (metric_of(m, cell, world) + NOISE[seeds]).tolist()
-            for m in (*paper_b.NETWORK, *paper_b.POLICY)
-        }
-        yield line | {"outer/update_norm": [1.0] * len(NOISE[seeds])} | sizes
+        line["outer/update_norm"] = [1.0] * len(NOISE[seeds])
+        for metric in (*paper_b.NETWORK, *paper_b.POLICY):
+            line[f"plasticity/{metric}"] = (metric_of(metric, cell, world) + NOISE[seeds]).tolist()
+        yield line
 
 
 @functools.cache
@@ -168,12 +167,9 @@ def sfl_lines(p, cell, world, seeds):
         score, speed = (0.3, 1000.0) if world == "flat" else (score, speed)
         noise = NOISE[seeds] / 10
         low, high = p.scale(cell)
-        line |= {
-            p.performance: (low + (high - low) * (score + noise)).tolist(),
-            "outer/update_norm": [1.0] * len(noise),
-        }
+        line |= {p.performance: (low + (high - low) * (score + noise)).tolist(), "time": update / speed * 1000}
         line |= {paper_a_gpu.HAND_DESIGNED: (score + noise).tolist(), "charts/SPS": (speed + 100 * noise).tolist()}
-        yield line | {"time": update / speed * 1000}
+        yield line | {"outer/update_norm": [1.0] * len(noise)}
 
 
 @pytest.mark.parametrize("name", paper_a_gpu.FIGURES)

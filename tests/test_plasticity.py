@@ -53,10 +53,8 @@ def built(script, **flags):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
         args, _, network, init, step, measure, keys = script.build(script.Args(**FLAGS | chosen | flags))
-    # Within another jit the state is not donated: it is looked at again.
-    return SimpleNamespace(
-        script=script, args=args, network=network, init=init, step=jax.jit(step), measure=measure, keys=keys
-    )
+    step = jax.jit(step)  # within another jit the state is not donated: it is looked at again
+    return SimpleNamespace(script=script, args=args, network=network, init=init, step=step, measure=measure, keys=keys)
 
 
 @pytest.fixture(scope="module", params=(ppo, pqn))
@@ -82,16 +80,6 @@ def trained(script):
     return training
 
 
-def on_host(training):
-    """The learner after the last update and its rows, as one device would have them."""
-    return jax.device_get((training.states[-1].learner, training.rows[-1]))
-
-
-def sample_of(script, rows, stats):
-    """As the sample of an update of one chunk on one device, the third of five."""
-    return script.Sample(jax.tree.map(lambda x: x[None], rows), stats, None if script is pqn else BONUS)
-
-
 def test_all_is_measured_and_dormant_tau_is_handed_on(trained):
     names = MEASURED | (set() if trained.script is pqn else OF_A_POLICY)
     assert trained.values.keys() == {f"plasticity/{name}" for name in names}
@@ -102,10 +90,8 @@ def test_all_is_measured_and_dormant_tau_is_handed_on(trained):
 def test_effective_sample_size_is_100_until_the_policy_moves(trained):
     if trained.script is pqn:
         pytest.skip("its behaviour is another policy than the one that it learns")
-    sizes = [
-        trained.measure(state.learner, trained.samples[-1])["plasticity/effective_sample_size"]
-        for state in (trained.states[-2], trained.states[-1])
-    ]
+    measured = [trained.measure(state.learner, trained.samples[-1]) for state in trained.states[-2:]]
+    sizes = [values["plasticity/effective_sample_size"] for values in measured]
     dist, _ = trained.network.apply(trained.states[-1].learner.params, trained.rows[-1].obs)
     action, log_prob = (np.asarray(x) for x in (trained.rows[-1].action, trained.rows[-1].log_prob))
     weights = np.asarray(jax.nn.softmax(dist.logits), np.float64)[np.arange(64), action[:, 0]] / np.exp(log_prob)
@@ -137,7 +123,7 @@ def gradient_of_the_loss(training, learner):
 def test_gradients_are_those_of_the_loss_on_the_sample(trained):
     """Of the whole sample the kurtosis; of its eighths the sample covariance. Advantages are those of the whole sample,
     standardised."""
-    learner, rows = on_host(trained)
+    learner, rows = jax.device_get((trained.states[-1].learner, trained.rows[-1]))  # as one device would have them
     if trained.script is not pqn:
         advantage = np.asarray(rows.advantage, np.float64)
         rows = rows._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
@@ -164,7 +150,8 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
     # No unit is dead by chance: of what is not negative the sum is not either.
     params = jax.tree.map(jnp.abs, jax.jit(network.init)(jax.random.key(1), obs))["params"]
     measure = on_devices(partial(script.measure_plasticity, args, network))
-    sample = sample_of(script, script.Batch(pack(obs), action, *numbers), stats)
+    rows = jax.tree.map(lambda x: x[None], script.Batch(pack(obs), action, *numbers))  # of one chunk
+    sample = script.Sample(rows, stats, None if script is pqn else BONUS)
 
     def shares(params):
         """Of the critic's encoder, if there is one, and of the other."""

@@ -116,9 +116,8 @@ def test_normalised_rewards_equal_a_numpy_loop():
             running[done[t]] = 0
         expected = np.clip(rewards / np.std(seen), -10, 10)
         transitions = Rewarded(rewards, done & (running > 0), done & (running <= 0))  # ended in either way
-        normalised, returns, stats = on_devices(statistics.normalise_rewards, 1, (P(), P(), P(), None))(
-            transitions, returns, stats, gamma
-        )
+        normalise = on_devices(statistics.normalise_rewards, 1, (P(), P(), P(), None))
+        normalised, returns, stats = normalise(transitions, returns, stats, gamma)
         np.testing.assert_allclose(normalised.reward, expected, rtol=1e-4)
         np.testing.assert_array_equal(normalised.terminated, transitions.terminated)
         np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)

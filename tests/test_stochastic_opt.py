@@ -1,13 +1,13 @@
 """stochastic_opt.py: steps against NumPy, the closed forms against simulations, and the command line."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
-from conftest import metrics_of, start
+from conftest import ended, metrics_of, start
+from test_init_from import killed_run
 
 import stochastic_opt
 
@@ -133,21 +133,18 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
     ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
 ])  # fmt: skip
 def test_bad_input_is_answered_in_one_line(capsys, tmp_path, flags, said):
-    with pytest.raises(SystemExit) as exit:
-        start(stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
+    code, _, err = ended(capsys, stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
+    (line,) = err.splitlines()
+    assert code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
     assert not list(tmp_path.iterdir())
-
-
-FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 10 --keep-checkpoints 0"
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run from start to end."""
-    folder = tmp_path_factory.mktemp("runs")
-    start(stochastic_opt, *FLAGS.split(), "--runs-dir", folder, "--run-name", "straight")
+    flags, folder = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7", tmp_path_factory.mktemp("runs")
+    kept = "--checkpoint-every", 10, "--keep-checkpoints", 0
+    start(stochastic_opt, *flags.split(), *kept, "--runs-dir", folder, "--run-name", "straight")
     return folder / "straight"
 
 
@@ -167,14 +164,7 @@ def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
 
 
 def test_a_run_that_was_half_done_goes_on_bit_for_bit(straight):
-    half = straight.parent / "half"
-    shutil.copytree(straight, half)
-    for name in ("20", "30"):
-        shutil.rmtree(half / "checkpoints" / name)
-    for name in ("summary.json", "curve.png"):
-        (half / name).unlink()
-    text = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (half / "metrics.jsonl").write_text("".join(text[:14]))
+    half = killed_run(straight, straight.parent / "half", after=14)
     start(stochastic_opt, "--resume", half)
     assert metrics_of(half) == metrics_of(straight)
     assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()
