@@ -1,5 +1,6 @@
 """Flags: bounds beside their fields, one line for what is wrong, help in groups."""
 
+import importlib
 import json
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -10,17 +11,14 @@ import pytest
 from conftest import ended, refusal
 
 import ppo
-import ppo_ewma
-import ppo_rnd
 import ppo_rnn
 import pqn
-import sfl_kinetix
-import stochastic_opt
 from common import envs
 from common.run import arguments, checkpoints
 from common.run.arguments import Fraction, LogArgs, NonNegative, Positive, Steps, parse, sections, typed
 
-SCRIPTS = (ppo, ppo_ewma, ppo_rnd, ppo_rnn, pqn, sfl_kinetix, stochastic_opt)
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "ppo_rnn", "pqn", "sfl_kinetix", "stochastic_opt")
+SCRIPTS = [importlib.import_module(name) for name in NAMES]
 
 
 @dataclass(frozen=True)

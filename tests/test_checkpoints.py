@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections import namedtuple
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,18 +24,13 @@ def args(tmp_path):
     return Args(runs_dir=str(tmp_path / "runs"))
 
 
-class Bare(NamedTuple):
-    """Without fields."""
-
-
 @struct.dataclass
 class Empty:
     """Without fields."""
 
 
 def test_all_kinds_of_arrays_come_back_to_where_they_were(tmp_path):
-    """Keys, several kinds of numbers, and empty parts, as environments have them: MJX has arrays of size 0, xminigrid a
-    dataclass without fields."""
+    """And empty parts, as environments have them: MJX has arrays of size 0, xminigrid a dataclass without fields."""
     mesh = jax.make_mesh((4,), ("device",), devices=jax.devices()[:4])
     split, whole = NamedSharding(mesh, PartitionSpec(None, "device")), NamedSharding(mesh, PartitionSpec())
     state = {
@@ -43,7 +39,16 @@ def test_all_kinds_of_arrays_come_back_to_where_they_were(tmp_path):
         "env": jax.device_put(jnp.arange(32.0).reshape(2, 8, 2), split),
         "flags": jnp.array([True, False]),
         "half": jnp.array([1.5, -2.5], jnp.bfloat16),
-        "parts": [Empty(), (Empty(), jnp.ones(2)), None, (None, None), (), {}, Bare(), jnp.zeros((2, 0), int)],
+        "parts": [
+            Empty(),
+            (Empty(), jnp.ones(2)),
+            None,
+            (None, None),
+            (),
+            {},
+            namedtuple("Bare", "")(),
+            jnp.zeros((2, 0), int),
+        ],
     }
     save(tmp_path / "checkpoints", 1, state)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
@@ -115,20 +120,18 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch):
     assert checkpoint_updates(folder) == [3, 4] and len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")])
-def test_a_checkpoint_for_which_memory_is_lacking_is_not_called_damaged(error, tmp_path, capsys, monkeypatch):
+def test_lacking_memory_is_not_called_damage_and_processes_that_have_read_different_checkpoints_stop(
+    tmp_path, capsys, monkeypatch
+):
     save(tmp_path / "checkpoints", 2, initial_state())
-    monkeypatch.setattr(checkpoints, "_read", lambda *_: (_ for _ in ()).throw(error))
-    line = refusal(restore_newest, tmp_path, [2], initial_state(), "--resume x", partial=False)
-    assert f"--resume x: not enough memory to read checkpoint {tmp_path}/checkpoints/2" in line
+    again = lambda: restore_newest(tmp_path, [2], initial_state(), "--resume x", partial=False)  # noqa: E731
+    for error in (MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "_read", lambda *_, error=error: (_ for _ in ()).throw(error))
+            assert f"--resume x: not enough memory to read checkpoint {tmp_path}/checkpoints/2" in refusal(again)
     assert "damaged" not in capsys.readouterr().err
-
-
-def test_processes_that_have_read_different_checkpoints_stop(tmp_path, monkeypatch):
-    save(tmp_path / "checkpoints", 2, initial_state())
     monkeypatch.setattr(devices, "share", lambda text: [text, text and "1"])
-    line = refusal(restore_newest, tmp_path, [2], initial_state(), "--resume x", partial=False)
-    assert "--resume x: the processes have read checkpoints 2, 1, must be one" in line
+    assert "--resume x: the processes have read checkpoints 2, 1, must be one" in refusal(again)
 
 
 def test_a_folder_whose_name_ends_like_a_checkpoint_is_found(args):
@@ -142,12 +145,9 @@ class Learner(NamedTuple):
     proximal: dict | None = None
 
 
-class Learning(NamedTuple):
-    learner: Learner
-
-
 def test_load_learner_and_its_usage_errors(args):
     path, _ = train(dataclasses.replace(args, learning_rate=0.5), stop_after=1)
+    Learning = namedtuple("Learning", "learner")
     learners = [Learner({"kernel": jnp.full((4, 3), float(i))}) for i in range(3)]
     for update in (1, 2):
         save(path / "checkpoints", update, Learning(learners[update]))

@@ -81,9 +81,6 @@ def test_since_when_it_stands_still(since):
     assert abs(t.change) < 0.5 and 0 < t.error < 0.5
 
 
-# The cause
-
-
 @pytest.mark.parametrize("label, returns, noise, values", [
     ("climbing", 10 * X, 0.3, {}),
     # A sure rise is one, whatever its updates look like; one that noise might have made is not.
@@ -422,9 +419,6 @@ def test_a_record_or_a_log_that_is_absurd_is_one_line(tmp_path, capsys, undrawn)
     for log in (tmp_path / "log.csv", tmp_path / "large.csv"):
         code, out, err = call(capsys, log)
         assert code == 2 and not out and err.count("\n") == 1 and str(log) in err
-
-
-# How many environments
 
 
 def test_what_a_measurement_recommends():

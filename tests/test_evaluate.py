@@ -5,18 +5,14 @@ import json
 import jax
 import numpy as np
 import pytest
+import test_every_script
 from conftest import ended, start
 
 import ppo
-import ppo_ewma
-import ppo_rnd
-import ppo_rnn
-import pqn
-import sapg
 from common import evaluation
 from common.run import arguments, plots, run as runs
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn, "sapg": sapg}
+SCRIPTS = {name: script for name, (script, _) in test_every_script.SCRIPTS.items()}
 FLAGS = (
     "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
     "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3 --plasticity-every 0"
@@ -44,8 +40,7 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch, script):
-    """Each array of the learner has numbers of its own, so that none can stand for another one. Of
-    sapg.py's blocks the last one plays, the leader."""
+    """Each array of the learner has numbers of its own. Of sapg.py's blocks the last one plays, the leader."""
 
     class Made(Exception):
         """In place of a player."""

@@ -40,8 +40,7 @@ FLAGS = dict(num_envs=16, num_steps=6, hidden_sizes=(8,), num_devices=1, num_eva
 
 
 class Clock(Toy):
-    """Tells the time, the last executed action and a number drawn at the start of the episode, and pays 7 a step. It
-    ends after `end` steps, or never."""
+    """Tells the time, the last executed action and a number of the episode's own. Pays 7 a step, for `end` steps."""
 
     obs_shape = (3,)
     action_space = Discrete((5,))

@@ -2,6 +2,7 @@
 the runs, tests/test_paper_b.py the figures of paper B and those that need a GPU."""
 
 import functools
+import importlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,6 @@ from conftest import ended, read, start, write_run
 from test_grid import tasks
 
 import figures
-import ppo
-import ppo_ewma
-import ppo_rnd
-import pqn
-import sapg
-import sfl_kinetix
-import stochastic_opt
 from common.run import arguments
 from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
@@ -27,7 +21,8 @@ from experiments.effects import Effect, bootstrap, difference, over_games, verdi
 from experiments.grid import Cell
 from experiments.paper_a import PRESETS
 
-SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt")
+SCRIPTS = {name: importlib.import_module(name) for name in NAMES}
 LAPTOP = PRESETS["laptop"]
 FIGURES = paper_a.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
@@ -98,9 +93,6 @@ def test_the_interval_over_games_is_that_of_seeds_drawn_anew_within_each_game():
     assert over_games("x", a, b, above=0.0)[1:4] == found[1:4]
     assert over_games("x", a[:2], b, above=0.0).outcome == "open"
     assert over_games("x", np.where(a == a[0, 0], np.nan, a), b, above=0.0).outcome == "open"
-
-
-# Commands
 
 
 def args_of(cell):

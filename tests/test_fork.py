@@ -116,9 +116,6 @@ def test_a_run_is_evaluated(straight):
     assert line == metrics_of(straight)[-1]
 
 
-# docs/fork.md
-
-
 EXAMPLES = re.findall(r"### (.+?)\n.*?```diff\n(.+?)```", (ROOT / "docs/fork.md").read_text(), re.S)
 
 

@@ -65,19 +65,6 @@ def stub(monkeypatch, tmp_path):
     return starts
 
 
-def run_of(row, seed, sampled, **changes):
-    """A run as the JSON has it."""
-    machine = {"cpu": "abacus", "cores": 1, "memory_gb": 3}
-    made = {"row": row.name, "command": row.command(seed), "settings": "s", "seed": seed, "commit": "0" * 40}
-    made |= {"date": "2026-11-25T10:00:00+00:00", "machine": machine, "jax": "9", "num_envs": 64, "steps": 10**6}
-    made |= {"sampled": sampled, "greedy": sampled + 1, "seconds": 90.0, "curve": [[1, 30.0, 10.0], [2, 90.0, 40.0]]}
-    return made | changes
-
-
-def stored(*runs):
-    return {(run["row"], run["command"]): run for run in runs}
-
-
 @pytest.mark.slow
 def test_every_row_is_a_command_that_its_script_takes():
     """Parsing takes long: once for each script and choice of flags."""
@@ -139,8 +126,9 @@ def test_another_default_makes_a_run_anew_and_the_page_does_not_mix_them(stub):
     learning.make(args, [row])
     (run,) = learning.read(args.out).values()
     assert len(stub()) == 4 and run["settings"] == learning.settings(row) != old
-    older = run_of(row, 1, 3.0, settings=old, date="2026-11-24T10:00:00+00:00")
-    assert learning.runs_of(row, stored(run, older)) == [run]
+    older = run | {"seed": 1, "command": row.command(1), "settings": old, "date": "2026-11-24T10:00:00+00:00"}
+    stored = {(each["row"], each["command"]): each for each in (run, older)}
+    assert len(stored) == 2 and learning.runs_of(row, stored) == [run]
 
 
 def test_a_broken_run_is_told_and_goes_on_the_next_time(stub):

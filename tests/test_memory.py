@@ -33,14 +33,12 @@ def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):
     assert memory.device_bytes(jax.devices()[:1]) == 12345
 
 
-FLAGS = dict(env_id="CartPole-v1", num_envs=768, num_steps=4, minibatch_size=None, total_timesteps=3072, num_devices=1)
-
-
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_there_is_a_run(monkeypatch, tmp_path):
     """The chunks that it names have a part of every block."""
-    sizes = dict(num_minibatches=48, hidden_sizes=(8,), layer_norm=False, num_eval_episodes=0)
-    args = sapg.Args(**FLAGS, **sizes, runs_dir=str(tmp_path))
+    sizes = dict(num_envs=768, num_steps=4, minibatch_size=None, num_minibatches=48, total_timesteps=3072)
+    more = dict(num_devices=1, hidden_sizes=(8,), layer_norm=False, num_eval_episodes=0, runs_dir=str(tmp_path))
+    args = sapg.Args(env_id="CartPole-v1", **sizes, **more)
     *_, init, step, _, keys = sapg.build(args)
     state, work = memory.needed(memory.compile_update(init, step, keys)[1])
     assert state > 768 * 4 * 4 and work > 768 * 4 * 10

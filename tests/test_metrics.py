@@ -18,13 +18,6 @@ gradient_metrics = jax.jit(metrics.gradient_metrics, static_argnums=0)
 # Feature rank
 
 
-def with_singular_values(values, rows, columns, seed=0):
-    """A matrix in general position, exact in float64."""
-    rng = np.random.default_rng(seed)
-    left, right = (np.linalg.qr(rng.normal(size=(n, len(values))))[0] for n in (rows, columns))
-    return jnp.array(left * values @ right.T, jnp.float32)
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("values, rank, srank", [
     ([98, 1.1, 0.9], 1, 2),  # of the values 98 %, 99.1 %
@@ -53,7 +46,9 @@ def test_ranks_of_what_is_not_general():
 def test_small_singular_values_count_as_they_are():
     """1 and 150 times s = 0.0001: 99 % of 1.015 are 1.00485, so 1 + 48.5 s, which makes 1 + 49 values. The roots of the
     eigenvalues of F'F in float32, where s^2 is lost, say something else."""
-    features = with_singular_values([1.0] + [1e-4] * 150, 200, 151)
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 151)))[0] for n in (200, 151))
+    features = jnp.array(left * ([1.0] + [1e-4] * 150) @ right.T, jnp.float32)
     squares = np.linalg.eigvalsh(np.asarray(features.T @ features))[::-1]
     roots = np.sqrt(np.maximum(squares, 0)).cumsum()
     assert abs((roots < 0.99 * roots[-1]).sum() + 1 - 50) > 10
@@ -119,11 +114,6 @@ def test_policy_variance_by_hand(dist, variance):
     assert policy_variance(dist) == pytest.approx(variance, rel=1e-5, abs=1e-9)
 
 
-def mean_of(part):
-    """The gradient of a loss that is linear in its parameters: of each transition, what it is."""
-    return jax.tree.map(lambda x: x.mean(0), part)
-
-
 @pytest.mark.parametrize("rows, length, noise, signal", [
     # The sample variance is 7, and the square of the mean is 9, of which 7 / 3 are noise.
     ([1, 2, 6], 1, 7, 9 - 7 / 3),
@@ -133,7 +123,8 @@ def mean_of(part):
     ([1, -1] * 4, 1, 8 / 7, -1 / 7),  # without a signal there is no scale
 ])  # fmt: skip
 def test_noise_and_signal_of_the_gradient_by_hand(rows, length, noise, signal):
-    found = gradient_metrics(mean_of, jnp.array(rows, jnp.float32)[:, None], length)
+    gradient = lambda part: part.mean(0)  # noqa: E731 (of a loss that is linear in its parameters)
+    found = gradient_metrics(gradient, jnp.array(rows, jnp.float32)[:, None], length)
     assert found["plasticity/gradient_noise"] == pytest.approx(noise)
     assert found["plasticity/gradient_signal"] == pytest.approx(signal)
     scale = noise / signal if signal > 0 else np.nan

@@ -40,8 +40,7 @@ def more_envs(cell):
 
 
 def score_of(cell, world):
-    """The final score of paper B's runs: with more environments it rises, with longer rollouts less so, with more
-    epochs or a larger learning rate it falls."""
+    """With more environments it rises, with longer rollouts less so; with more epochs or a larger rate it falls."""
     flags, base, envs = dict(cell.flags), base_of(cell), more_envs(cell)
     if world == "flat" or cell.script == "pqn":
         return 0.5
@@ -140,9 +139,6 @@ def test_coverage_is_compared_over_games(monkeypatch, tmp_path):
     cells, p = figures.cells_of("B2", "gpu"), paper_b.LARGE["gpu"]
     shown, found = figures.FIGURES["B2"].show(Data(p, tmp_path), cells)
     assert verdict(found) == "holds" and len(shown.panels) == 3, "\n".join(map(str, found))
-
-
-# Paper A on a GPU
 
 
 def sfl_lines(p, cell, world, seeds):

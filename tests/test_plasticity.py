@@ -112,14 +112,6 @@ def test_normalised_observations_are_measured_as_the_loss_saw_them():
         assert size == pytest.approx(100, abs=1e-3)
 
 
-def gradient_of_the_loss(training, learner):
-    """part -> the gradient of the script's own loss on it."""
-    script, args = training.script, training.args
-    forward = partial(script.forward, args, training.network, learner.obs_stats)
-    loss = partial(pqn.q_loss, forward) if script is pqn else partial(ppo.ppo_loss, args, forward, bonus=BONUS)
-    return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
-
-
 def test_gradients_are_those_of_the_loss_on_the_sample(trained):
     """Of the whole sample the kurtosis; of its eighths the sample covariance. Advantages are those of the whole sample,
     standardised."""
@@ -127,7 +119,10 @@ def test_gradients_are_those_of_the_loss_on_the_sample(trained):
     if trained.script is not pqn:
         advantage = np.asarray(rows.advantage, np.float64)
         rows = rows._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
-    gradient = gradient_of_the_loss(trained, learner)
+    forward = partial(trained.script.forward, trained.args, trained.network, learner.obs_stats)
+    loss = partial(ppo.ppo_loss, trained.args, forward, bonus=BONUS)
+    loss = partial(pqn.q_loss, forward) if trained.script is pqn else loss
+    gradient = jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
     flat = lambda grads: np.concatenate([np.ravel(g) for g in jax.tree.leaves(grads)]).astype(np.float64)  # noqa: E731
     whole = flat(gradient(rows))
     kurtosis = scipy.stats.kurtosis(np.log(np.abs(whole) + 1e-8), fisher=False)

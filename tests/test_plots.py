@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_runs import Args
 
 from common.run import plots
@@ -69,7 +70,7 @@ def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line
     with open(Path(absurd[0]) / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"update": 201, "global_step": 10**400, "charts/episodic_return": [1.0] * 3}) + "\n")
     command = [sys.executable, "-m", "common.run.plots", *runs, "--keys", "charts/SPS", "outer/kl", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout == f"{out}\n", done.stderr
     height, width, _ = matplotlib.image.imread(out).shape
     assert width > 1.5 * height > 600

@@ -36,9 +36,6 @@ def having(**flags):
     return replace(ARGS, **{"minibatch_size": None, "num_minibatches": None} | flags)
 
 
-# Generalised advantage estimation
-
-
 def mean_of_n_step_returns(t, last_value, gamma, lam):
     """Forward view: (1 - lam) sum_n lam^(n-1) G_n, the last one taking the remaining weight, minus V(s_t)."""
     steps, number = t.reward.shape
@@ -136,9 +133,6 @@ def test_equal_advantages_push_nowhere(number, size):
         np.testing.assert_array_equal(normal(x), 0)
         x[::3], x[1::3] = np.nextafter(x[::3], np.float32(np.inf)), np.nextafter(x[1::3], np.float32(-np.inf))
         np.testing.assert_allclose(normal(x), 0, atol=1e-6)
-
-
-# Distributions
 
 
 def decimal_kl(kind, p, q):
@@ -239,26 +233,17 @@ def test_a_bounded_log_std_stops_at_its_bound_and_comes_back():
         assert float(x) == pytest.approx(0.5, abs=1e-3)
 
 
-def linear(params, obs):
-    return obs @ params
-
-
-def value_batch(obs, target):
-    """A batch whose only gradient is that of the value loss."""
-    zeros = jnp.zeros(len(obs))
-    log_prob = jnp.full(len(obs), np.log(0.5))
-    return ppo.Batch(jnp.asarray(obs), jnp.zeros((len(obs), 1), int), log_prob, zeros, zeros, jnp.asarray(target))
-
-
 @pytest.mark.parametrize("max_grad_norm", [100.0, 1e-4])
 def test_inner_steps_are_those_of_a_numpy_adam_with_a_clipped_global_norm(max_grad_norm):
-    """Gradients of about 1e-5, where Adam's epsilon of 1e-5 matters."""
+    """Gradients, of the value loss alone, of about 1e-5, where Adam's epsilon of 1e-5 matters."""
     rng = np.random.default_rng(0)
     obs, target = (rng.normal(size=shape).astype(np.float32) for shape in ((16, 3), (16,)))
     scale = 1e-5 if max_grad_norm > 1 else 1.0
     args = having(num_minibatches=1, update_epochs=3, clip_vloss=False, vf_coef=scale, max_grad_norm=max_grad_norm)
-    learner, batch = ppo.Learner(jnp.zeros(3), ppo.ADAM.init(jnp.zeros(3)), None, None), value_batch(obs, target)
-    run = lambda learner: ppo.optimise(args, Stub(linear), learner, batch, jax.random.key(0), 0.01)  # noqa: E731
+    zeros, network = jnp.zeros(16), Stub(lambda params, obs: obs @ params)
+    batch = ppo.Batch(obs, jnp.zeros((16, 1), int), jnp.full(16, np.log(0.5)), zeros, zeros, target)
+    learner = ppo.Learner(jnp.zeros(3), ppo.ADAM.init(jnp.zeros(3)), None, None)
+    run = lambda learner: ppo.optimise(args, network, learner, batch, jax.random.key(0), 0.01)  # noqa: E731
     learner, metrics = on_devices(run)(learner)
     params, first, second, norms = np.zeros(3), np.zeros(3), np.zeros(3), []
     for step in range(1, 4):
@@ -310,9 +295,6 @@ def test_explained_variance_by_hand_over_devices(number):
     for target in (0.1, -3e7):  # the mean of equal numbers need not be that number
         inputs = np.tile(np.float32([0, 1, 0, 2]), 257)[:1026], np.full(1026, target, np.float32)
         assert np.isnan(explained(*inputs))
-
-
-# Whole updates
 
 
 class Shown(Noise):
@@ -394,9 +376,6 @@ def test_sizes_beyond_32_bits_can_be_measured():
     jax.eval_shape(training.step, jax.eval_shape(training.init, training.keys))
 
 
-# The gain of an update on fresh transitions, where it is known
-
-
 class Unrewarded(Bandit):
     """Rewards that have nothing to do with the action."""
 
@@ -429,9 +408,6 @@ def test_single_numbers_cannot_be_stacked(monkeypatch):
 
     monkeypatch.setattr(envs, "make_suite", lambda *_: Scalar(Discrete((2,))))
     assert "--frame-stack 3: observations of mine are single numbers" in refusal(envs.make, "mine", 4, frame_stack=3)
-
-
-# Learning
 
 
 def learned(script, toy, observations, args):

@@ -24,12 +24,6 @@ ARGS = ppo_ewma.Args(
 ONLY_POLICY = replace(ARGS, vf_coef=0.0, ent_coef=0.0)
 
 
-def of_ppo(args):
-    """The same flags for ppo.py."""
-    own = {"com", "ewma_debias", "max_importance_ratio"}
-    return ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
-
-
 def loss_of(args, now, proximal, acted, advantage):
     """ppo_loss of transitions whose action 0 has these probabilities under the three policies."""
     now, proximal, acted, advantage = (jnp.asarray(x, jnp.float32) for x in (now, proximal, acted, advantage))
@@ -124,8 +118,12 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     batch = ppo_ewma.Batch(obs, action, dist.log_prob(action), value, advantage, value + error)
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
     frozen, metrics = optimise(args, network, params, batch, 0.1)
-    learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
-    run = lambda learner, batch: ppo.optimise(of_ppo(args), network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    learner, own = (
+        ppo.Learner(params, ppo.ADAM.init(params), None, None),
+        {"com", "ewma_debias", "max_importance_ratio"},
+    )
+    theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
+    run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
     expected, expected_metrics = on_devices(run)(learner, batch)
     assert expected_metrics["losses/clipfrac"] > 0.1
     leaves_close(frozen.params, expected.params, rtol=1e-5, atol=1e-5)

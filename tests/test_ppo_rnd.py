@@ -82,9 +82,8 @@ def normalised_rewards(recorded):
 
 
 def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_weights(recorded):
-    """Intrinsic rewards are divided by the deviation of their discounted sums over time, by a double loop over the time
-    of each environment from the run's first step: over the ends of episodes, over chunks and updates. So are their
-    returns, while the extrinsic ones end with the episode."""
+    """Intrinsic rewards are divided by the deviation of their discounted sums, in a double loop over time from the
+    first step: over episodes, chunks and updates. So go their returns; the extrinsic ones end with the episode."""
     assert all((t.terminated | t.truncated).any() for t, _ in recorded.rollouts)
     rewards, ends = normalised_rewards(recorded)
     assert max(reward.max() for reward in rewards) < 10

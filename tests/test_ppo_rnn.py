@@ -4,9 +4,9 @@ The answers are those of a loop in NumPy over environments and steps, which find
 observations, and of environments whose every observation says where it belongs.
 """
 
+from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -275,11 +275,6 @@ class Recall(Toy):
         return (time, bit), self.observe(time, bit), reward, time == 3, jnp.bool_(False), jnp.bool_(False)
 
 
-class Seen(NamedTuple):
-    bit: jax.Array
-    reset: jax.Array
-
-
 class TwoLives:
     """A game of two lives of two steps, as Atari's with episodic_life: training takes a life for an episode."""
 
@@ -300,6 +295,7 @@ def test_a_memory_ends_with_a_life_in_an_evaluation_as_in_training():
         return count[:, None], memory._replace(bit=count)
 
     nothing = envs.Episode(*(jnp.zeros(1, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+    Seen = namedtuple("Seen", "bit reset")
     memory, start = Seen(jnp.zeros(1), jnp.ones(1, bool)), (jnp.int32(0), jnp.zeros(1))
     game = evaluation.Game(jax.random.key(0), jnp.int32(0), start, jnp.zeros((1, 1)), memory, nothing)
     assert evaluation.go_on(TwoLives(), act, game, 10).first.total_reward == 2

@@ -78,8 +78,7 @@ class Player:
 
 
 def train(args, stop_after=None, player=None, signals=()):
-    """The loop as the scripts write it. `stop_after` kills the process, as far as the files show. signals: sent one
-    after the other in update 3."""
+    """The loop as the scripts write it. `stop_after` kills the process, as far as files show; signals: in update 3."""
     args = runs.begin(args, __file__)
     run = runs.Run(args, __file__)
     state = run.restore(initial_state())
@@ -316,19 +315,11 @@ def test_a_run_outlives_its_readers(tmp_path, readers):
     assert updates_of(tmp_path / "runs/x") == list(range(1, 61)) and plots.finished(tmp_path / "runs/x")
 
 
-SPEAK = """
-import sys
-from common.run.tracking import guard_output
-guard_output()
-for _ in range(100):
-    print("η 0.5", flush=True)
-    print("η 0.5", file=sys.stderr)
-"""
-
-
 def test_a_letter_that_a_streams_encoding_lacks_is_escaped():
+    speak = "import sys\nfrom common.run.tracking import guard_output\nguard_output()\n"
+    speak += "for _ in range(100):\n    print('η 0.5', flush=True)\n    print('η 0.5', file=sys.stderr)"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SPEAK], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", speak], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == "\\u03b7 0.5\n" * 100
 
 
@@ -715,9 +706,6 @@ def test_wandb_offline_and_video(args, monkeypatch):
     (folder,) = run.path.glob("wandb/offline-run-*")
     assert folder.name.endswith(run._record["wandb_id"]) and list(folder.glob("*.wandb"))
     assert list(folder.glob("files/media/videos/**/*.gif"))
-
-
-# Devices
 
 
 def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):

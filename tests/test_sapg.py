@@ -179,17 +179,9 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     assert 0 < np.mean(clipped[False]) < 1 and 0 < np.mean(clipped[True]) < 1
 
 
-def with_scaled_critic(params, scale, shift):
-    """The network whose values are the given one's, times `scale` plus `shift`."""
-    head = params["params"]["critic"]
-    head = {"kernel": scale * head["kernel"], "bias": scale * head["bias"] + shift}
-    return {"params": params["params"] | {"critic": head}}
-
-
 def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
-    """Two runs whose critics say the same, one of them in units of deviations of 2 from 3: the inner loop gets the same
-    transitions and advantages. The statistics become those of all targets, and values and targets are in units of
-    these, in which the next rollout reads the network's values."""
+    """Two critics say the same, one in units of deviations of 2 from 3: the inner loop gets the same advantages. The
+    statistics become those of all targets, in units of which values and targets are."""
 
     def record_batches(args, network, learner, batch, key, learning_rate, bonus):
         columns = {name: getattr(batch, name) for name in ("value", "target", "advantage")}
@@ -201,8 +193,9 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
 
         def start(state, normalised=normalised):
             stats = sapg.statistics.RunningStats(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(0.0))
-            params = with_scaled_critic(state.learner.params, 2.0, 3.0)
-            change = {"value_stats": stats} if normalised else {"params": params}
+            params = state.learner.params["params"]
+            head = {"kernel": 2 * params["critic"]["kernel"], "bias": 2 * params["critic"]["bias"] + 3}
+            change = {"value_stats": stats} if normalised else {"params": {"params": params | {"critic": head}}}
             return state._replace(learner=state.learner._replace(**change))
 
         args = sapg.Args(num_blocks=3, norm_value=normalised, **FLAGS)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,9 +122,6 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
     solved = np.array([p[known].mean(), p[numbers].mean()])
     np.testing.assert_allclose(shares, np.stack([1 - solved, *np.zeros((9, 2)), solved], 1), atol=1e-6)
     assert metrics["buffer/learnability"] < 1e-6 and abs(metrics["buffer/learnability_min"]) < 1e-6
-
-
-# Which level an environment is on
 
 
 def test_draws_are_of_the_filled_part_of_the_buffer_and_alike():
@@ -300,9 +296,6 @@ def test_table_3_fits_and_candidates_are_rounded_up_to_whole_batches():
         assert args.num_minibatches == num_envs // 64 and args.minibatch_size == 16384
 
 
-# A whole run
-
-
 def watched(put, **spies):
     """Puts functions in the place of the programs of these names; each is given the program and its inputs."""
     build = sfl_kinetix.build
@@ -315,17 +308,10 @@ def watched(put, **spies):
     put(sfl_kinetix, "build", building)
 
 
-class Straight(NamedTuple):
-    """A run from start to end, with all that there is."""
-
-    args: Args
-    path: Path
-    candidates: list  # of all searches, batch by batch
-    learners: dict  # after so many updates
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
+    """A run from start to end with all that there is; candidates: of all searches, batch by batch; learners: after so
+    many updates."""
     candidates, learners, evaluate_if_due = [], {}, runs.Run.evaluate_if_due
     args = replace(
         ARGS, com=4.0, checkpoint_every=1, keep_checkpoints=0, eval_every=2, num_eval_episodes=3, eval_sizes=("s",),
@@ -344,7 +330,8 @@ def straight(tmp_path_factory):
         install(patch.setattr)
         watched(patch.setattr, score=score)
         patch.setattr(runs.Run, "evaluate_if_due", evaluate)
-        return Straight(args, sfl_kinetix.train(args), candidates, learners)
+        path = sfl_kinetix.train(args)
+    return SimpleNamespace(args=args, path=path, candidates=candidates, learners=learners)
 
 
 def test_searches_come_every_t_updates_and_look_at_candidates_of_their_own(straight):
@@ -464,22 +451,14 @@ def test_a_search_of_the_run_need_not_fit_the_devices_of_what_goes_on(monkeypatc
     assert sfl_kinetix.settle_search(found, 1).search_batch
 
 
-# Evaluation
-
-
-def player_of(monkeypatch, sets, **flags):
-    """A LevelPlayer on these sets of levels, {group: (suite, names)}."""
-    monkeypatch.setattr(kinetix, "make_evaluation", lambda size, number: sets[size])
-    args = Args(eval_sizes=tuple(sets), total_timesteps=1 << 20, **flags)
-    return LevelPlayer(args, Coins(), lambda learner, obs: NET.apply(learner.params, obs)[0])
-
-
 def test_level_player_by_hand(monkeypatch):
     """Levels that are always or never solved, after 2 steps or 5."""
     suite = Coins(jax.device_get(coins(p=[1.0, 0.0, 1.0], quick=[2.0, 2.0, 4.0], slow=5.0)))
     other = Coins(jax.device_get(coins(p=[0.5], quick=2.0, slow=5.0)))
     sets = {"s": (suite, ["easy", "hard", "random_0"]), "m": (other, ["coin"])}
-    player = player_of(monkeypatch, sets, num_eval_episodes=400)
+    monkeypatch.setattr(kinetix, "make_evaluation", lambda size, number: sets[size])
+    args = Args(eval_sizes=tuple(sets), total_timesteps=1 << 20, num_eval_episodes=400)
+    player = LevelPlayer(args, Coins(), lambda learner, obs: NET.apply(learner.params, obs)[0])
     scores = player.scores(Learner(PARAMS, None, None), 3)
     expected = {
         "eval/solve_rate": 1, "eval/episodic_length": 4, "eval/random/solve_rate": 1,
@@ -510,9 +489,6 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, capsys, straight):
     assert (path / "videos" / "s-h0_weak_thrust.gif").exists() and not (path / "curve.png").exists()
     assert json.loads((path / "summary.json").read_text())["eval/solve_rate"]["mean"] == 0
     assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
-
-
-# On Kinetix
 
 
 @pytest.fixture(scope="module")

@@ -141,8 +141,7 @@ def test_craftax_steps_as_by_itself():
 
 
 def test_brax_steps_as_by_itself():
-    """Against the environment without any wrapper, with the steps counted here: what falls is terminated, what stands
-    at the limit is truncated."""
+    """Without any wrapper, with the steps counted here: what falls is terminated, what stands at the end truncated."""
     needs("brax")
     from brax.envs.inverted_pendulum import InvertedPendulum
 

@@ -289,10 +289,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("command", BAD)
-def test_bad_input_is_refused_in_one_line(command):
+@pytest.mark.parametrize("command, said", BAD.items())
+def test_bad_input_is_refused_in_one_line(command, said):
     own, passed = tune.split(command.split())
-    assert BAD[command] in refusal(lambda: tune.tune(tune.arguments.parse(tune.Args, "", own), passed))
+    assert said in refusal(lambda: tune.tune(tune.arguments.parse(tune.Args, "", own), passed))
     assert not Path("starts").exists()
 
 
