@@ -46,9 +46,6 @@ def course(returns, noise=0.3, seed=0, updates=400, **values):
 RISE = 10 * (1 - np.exp(-5 * X))  # to a plateau at 10
 
 
-# The curve
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_states_of_curves(seed):
     state = lambda returns, **kw: diagnosis.trend(course(returns, seed=seed, **kw)).state  # noqa: E731
@@ -118,9 +115,6 @@ def test_causes(label, returns, noise, values):
     assert [diagnosis.diagnose(course(returns, noise, seed, **values))[0] for seed in range(3)] == [label] * 3
 
 
-# Runs and logs
-
-
 def write_run(folder, c, **saved):
     """A run's folder with this course, as ppo.py would have left it."""
     args = {"env_id": "Breakout-MinAtar", "num_envs": 64, "minibatch_size": 256, "total_timesteps": 409600} | saved
@@ -141,7 +135,6 @@ def undrawn(monkeypatch):
 
 
 def call(capsys, *words):
-    """python doctor.py ... in this process. -> its exit code, stdout, stderr."""
     return ended(capsys, doctor, *words)
 
 
@@ -247,9 +240,6 @@ def test_a_run_that_looks_sick_says_so_once(tmp_path, capsys):
         start(ppo, *words)
         lines = [line for line in capsys.readouterr().err.splitlines() if "the doctor: " in line]
         assert len(lines) == said and all("--learning-rate 1e-06 (0.001 there)" in line for line in lines), lines
-
-
-# What to try
 
 
 def found(label="unknown", level=-1e9, **numbers):
@@ -475,9 +465,6 @@ def test_more_environments_are_split_so_that_they_fit():
     more = how_many.resized(args, 2**18)
     assert (more.num_envs, more.minibatch_size) == (2**18, 2048) and more.num_rollout_chunks == 2**18 * 128 // 2**21
     assert how_many.resized(args, 3).num_envs == 16  # a minibatch
-
-
-# Branches
 
 
 def test_each_lever_changes_one_thing():

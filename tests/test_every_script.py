@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
-from conftest import Noise, Toy, Training, leaves_close, metrics_of, one_learner, same
+from conftest import Noise, Toy, Training, differ, leaves_close, metrics_of, one_learner, same
 from test_init_from import call, learner_at, resumed
 
 import ppo
@@ -140,11 +140,8 @@ def test_resets_are_staggered_and_all_environments_play_episodes_of_their_own(cl
         assert np.unique(np.asarray(state.environments.obs)[..., 5]).size == 16
 
 
-def test_two_devices_keep_one_learner(clock):
+def test_two_devices_keep_one_learner_with_statistics_of_all_that_was_acted_on(clock):
     one_learner(clock.states[-1].learner, 2)
-
-
-def test_statistics_of_observations_are_those_of_all_that_was_acted_on(clock):
     for done in (1, 2):
         found, seen = clock.states[done].learner.obs_stats, np.concatenate(clock.obs[:done]).reshape(-1, 6)
         assert found.count == len(seen) == done * 96
@@ -391,15 +388,13 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
             np.testing.assert_allclose(slopes, [-bound, bound], rtol=1e-4)
 
 
-# Runs
-
-
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
     "--num-devices 1 --norm-obs --norm-reward --time-limit 20 --total-timesteps 192 --checkpoint-every 2 "
     "--keep-checkpoints 0 --plasticity-every 0 --num-eval-episodes 0"
 )
-RUNS = {  # that of ppo.py: test_fork.py; of ppo_ewma.py: test_init_from.py
+RUNS = {  # that of ppo.py: test_fork.py
+    "ppo_ewma": "--com 4",
     "ppo_rnn": "--sequence-length 4 --cell lstm --cell-size 4",
     "ppo_rnd": "--embedding-size 4 --obs-warmup-steps 3 --num-rollout-chunks 2 --num-seeds 2",
     "sapg": "--num-blocks 2 --norm-value --adaptive-lr-kl 1000 --learning-rate 1e-5",
@@ -407,7 +402,7 @@ RUNS = {  # that of ppo.py: test_fork.py; of ppo_ewma.py: test_init_from.py
 }
 
 
-@pytest.mark.parametrize("name", ["pqn", *SLOW])
+@pytest.mark.parametrize("name", ["pqn", "ppo_ewma", *SLOW])
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of cells and the learning rate, too, were kept."""
@@ -416,7 +411,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     killed = resumed(script, straight.path, tmp_path / "killed", after=3)
     assert metrics_of(killed) == metrics_of(straight.path)
     assert [row["update"] for row in metrics_of(killed)] == [1, 2, 3, 4, 5, 6]
-    same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
+    last = learner_at(straight, 6)
+    same(learner_at(straight._replace(path=killed), 6), last)
+    if name == "ppo_ewma":  # the proximal policy was kept, too
+        assert differ(last.proximal, learner_at(straight, 2).proximal)
     if name == "sapg":  # two epochs in each update
         rates = [row["charts/learning_rate"] for row in metrics_of(killed)]
         np.testing.assert_allclose(rates, 1e-5 * 1.5 ** np.arange(2, 13, 2), rtol=1e-5)

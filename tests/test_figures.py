@@ -28,9 +28,6 @@ FIGURES = paper_a.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
 
 
-# Effects
-
-
 def test_the_interval_of_a_difference_is_welchs_and_against_a_known_number_students():
     a, b = np.random.default_rng(0).normal([[1.0], [0.2]], [[0.5], [2.0]], (2, 5))
     b = np.append(b, 0.3)  # unequal sizes, too
@@ -132,9 +129,6 @@ def test_a_name_stands_for_one_command_and_one_folder(preset):
             assert commands.setdefault(cell.name, words) == words and names.setdefault(words, cell.name) == cell.name
             assert Path(cell.name).name == cell.name and len(cell.name) < 200
     assert len(names) > 60
-
-
-# What runs have logged
 
 
 def small_run(folder, values, source=None, updates=None, key="charts/episodic_return", seeds=2, norms=(), name="a"):
@@ -331,9 +325,6 @@ def test_without_runs_a_figure_is_open(name, tmp_path):
     if name in ("1a", "4", "8"):  # curves, points, dots
         pictures.save(shown, tmp_path / "a.png", "title", pictures.described(shown))
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-# The command line
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, metrics_of, one_learner
+from conftest import ROOT, ended, metrics_of, one_learner
 
 from common.run import checkpoints
 from common.run.arguments import parse, sections
@@ -57,9 +57,7 @@ def module():
 
 
 def test_help_names_every_flag(module, capsys):
-    with pytest.raises(SystemExit):
-        parse(module.Args, "", ["--help"])
-    text = capsys.readouterr().out
+    _, text, _ = ended(capsys, module, "--help")
     for name in (name for group in sections(module.Args).values() for name in group):
         assert f"--{name.replace('_', '-')}" in text
 

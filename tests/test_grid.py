@@ -167,13 +167,10 @@ def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
     pytest.param(signal.SIGHUP, 2, marks=pytest.mark.slow),  # a closed terminal and its shell
 ])  # fmt: skip
 def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
-    """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save. A terminal that
-    closes sends SIGHUP twice."""
-    code = (
-        "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
-        "flags = (('updates', 10), ('seconds', 60))\n"
-        "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
-    )
+    """A terminal sends Ctrl-C to the runs, too, and SIGHUP twice; a second one would kill who is about to save."""
+    code = "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
+    code += "flags = (('updates', 10), ('seconds', 60))\n"
+    code += "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     heard = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
     flags = dict(env=env, start_new_session=True, stderr=subprocess.PIPE, preexec_fn=heard)

@@ -302,9 +302,6 @@ def test_the_page_is_true(tmp_path, monkeypatch):
         assert refusal(lambda words=words: ppo.build(arguments.parse(ppo.Args, "", words))) == line
 
 
-# envpool
-
-
 def bare(name, actions, seed, **kwargs):
     """What the environments do in envpool's own loop, where the step after an end starts an episode and takes no
     action: each [T, N, ...] by name, and obs, what each action was taken on."""

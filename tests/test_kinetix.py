@@ -104,9 +104,8 @@ def test_time_out(step, start):
 
 
 @pytest.mark.parametrize("timestep", [0, 255])
-def test_green_on_blue_is_success_green_on_red_is_failure_and_nan_ends_the_episode_and_stays_inside(
-    step, start, timestep
-):
+def test_green_on_blue_green_on_red_and_nan_end_the_episode(step, start, timestep):
+    """As a success, a failure, or neither, and what is no number stays inside."""
     on_blue = move(start, start.circle.position[GOAL]).replace(timestep=jnp.int32(timestep))
     on_red = on_blue.replace(circle_shape_roles=on_blue.circle_shape_roles.at[GOAL].set(3))
     nowhere, broken = move(start, jnp.nan), on_blue.replace(gravity=on_blue.gravity * jnp.nan)

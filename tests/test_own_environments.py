@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, refusal, start
+from conftest import ROOT, ended, refusal, start
 
 import ppo
 from common import envs
@@ -266,13 +266,11 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
 
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "save_if_due", stopped)
-        with pytest.raises(SystemExit):
-            start(ppo, *flags)
+        ended(capsys, ppo, *flags)
     assert json.loads((here / "runs/one/args.json").read_text())["args"]["env_kwargs"] == '{"size": 6}'
     (here / "my_file.py").write_text(ARGUMENTS + "# edited\n")
-    capsys.readouterr()
-    start(ppo, "--resume", "runs/one")
-    assert "another version of my_file.py; its own is runs/one/environment.py" in capsys.readouterr().err
+    *_, said = ended(capsys, ppo, "--resume", "runs/one")
+    assert "another version of my_file.py; its own is runs/one/environment.py" in said
     assert checkpoints.checkpoint_updates(here / "runs/one/checkpoints")[-1] == 2
     again = ["--eval-deterministic", "--num-eval-episodes", 32]
     start(ppo, "--evaluate", "runs/one", "--run-name", "evaluated", *again)
@@ -281,9 +279,7 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
     evaluated, trained = (plots.read_lines(here / "runs" / name)[-1] for name in ("evaluated", "one"))
     assert evaluated == trained | {"time": evaluated["time"]}
     (here / "my_file.py").unlink()
-    with pytest.raises(SystemExit):
-        start(ppo, "--evaluate", "runs/one", "--run-name", "lost")
-    assert "no file my_file.py" in capsys.readouterr().err
+    assert "no file my_file.py" in ended(capsys, ppo, "--evaluate", "runs/one", "--run-name", "lost")[2]
 
 
 def changed(old, new, code=WALK):

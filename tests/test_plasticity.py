@@ -29,8 +29,7 @@ OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_srank", "
 
 
 class Walk(Toy):
-    """Time goes on, for ever, in a place of its own; the reward depends on the place and the action. An observation
-    tells all there is to know about a transition."""
+    """Time goes on, for ever, in a place of its own, which is rewarded, and so is the action. Observations tell all."""
 
     obs_shape = (3,)
 
@@ -58,14 +57,9 @@ def built(script, **flags):
 
 
 @pytest.fixture(scope="module", params=(ppo, pqn))
-def script(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def trained(script):
-    """Three updates on 8 devices with samples of 64 transitions: the states before, between and after, the samples, and
-    the rows on which each is measured."""
+def trained(request):
+    """Three updates on 8 devices, samples of 64 transitions: all states and samples, and the rows that are measured."""
+    script = request.param
     training = built(script, num_devices=8)
     training.states, training.samples, training.rows = [training.init(training.keys)], [], []
     gather = on_devices(partial(gather_rows, size=64), 8, P(None, "device"))
@@ -113,8 +107,7 @@ def test_normalised_observations_are_measured_as_the_loss_saw_them():
 
 
 def test_gradients_are_those_of_the_loss_on_the_sample(trained):
-    """Of the whole sample the kurtosis; of its eighths the sample covariance. Advantages are those of the whole sample,
-    standardised."""
+    """Of the whole sample, with advantages standardised over it, the kurtosis; of its eighths the sample covariance."""
     learner, rows = jax.device_get((trained.states[-1].learner, trained.rows[-1]))  # as one device would have them
     if trained.script is not pqn:
         advantage = np.asarray(rows.advantage, np.float64)

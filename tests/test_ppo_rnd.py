@@ -28,8 +28,7 @@ NOISE = Noise(Discrete((3,)))
 
 
 class Recorded:
-    """Two updates of two chunks on Noise, whose episodes end at about every fifth step in either way: what each chunk's
-    rollout gave and what the inner loop got, in order."""
+    """Two updates of two chunks on Noise: what each chunk's rollout gave and what the inner loop got, in order."""
 
     def __init__(self):
         self.rollouts, self.batches, rollout, optimise = [], [], ppo_rnd.rollout, ppo_rnd.optimise
@@ -67,8 +66,7 @@ def discounted(rewards, gamma):
 
 
 def normalised_rewards(recorded):
-    """Each chunk's rollouts' novelty [T, N], divided by the standard deviation of all returns so far. -> that, and the
-    returns at the end [chunk][n]."""
+    """-> each rollout's novelty [T, N] over the deviation of all returns so far, the returns at the end [chunk][n]."""
     streams, returns, found, ends = [[[] for _ in range(4)] for _ in range(2)], [], [], [[0] * 4 for _ in range(2)]
     for i, (t, _) in enumerate(recorded.rollouts):
         chunk = i % 2
@@ -101,8 +99,7 @@ def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_wei
 
 
 def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monkeypatch):
-    """Counters show their time and their id. The error of the stub tells which observation it is of. Where an episode
-    ends, it is the observation before the reset."""
+    """The error of the stub tells which observation of a Counter it is of. At an end it is that before the reset."""
     learned, rolled, rollout = [], [], ppo_rnd.rollout
 
     def spy(*given):

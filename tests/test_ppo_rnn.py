@@ -186,8 +186,7 @@ def test_rollouts_are_those_of_numpy_step_by_step(played):
 
 
 def test_sequences_from_stored_states_repeat_the_rollout(played):
-    """Every ratio is 1 to float accuracy, at every length, with resets at every place of a sequence; and with another
-    order of the sequences nothing but the order changes."""
+    """Every ratio is 1 to float accuracy, with resets at every place of a sequence, whatever the sequences' order."""
     args, _, rollouts, minibatch, log_prob, value = played
     assert minibatch.cells.reset.reshape(-1, args.sequence_length).any(0).all()
     np.testing.assert_allclose(np.exp(log_prob - minibatch.log_prob), 1, atol=3e-6)
@@ -237,8 +236,7 @@ def with_opinions(state):
 
 
 def test_an_update_without_learning_leaves_every_ratio_at_1(frozen):
-    """In all epochs, minibatches and chunks, for three updates: states go on from rollout to rollout, and the loss sees
-    what the behaviour policy saw."""
+    """For three updates: states go on from rollout to rollout, and the loss sees what the behaviour policy saw."""
     states, metrics, _ = frozen.run(3, change=with_opinions)
     for row in metrics:
         assert abs(row["losses/approx_kl"]) < 1e-6 and row["losses/clipfrac"] == 0 and abs(row["outer/kl"]) < 1e-6

@@ -92,31 +92,22 @@ def test_a_run_without_policies_from_all_of_it_is_refused_in_one_line(there):
     assert line.startswith("run r: needs checkpoints spread over its 96 updates; there are ") and line.endswith("96")
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """-> a cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""
-    monkeypatch.setattr(visited, "in_a_plane", lambda x: x)
-
-    def make(name, points, updates=None):
+def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(tmp_path, monkeypatch):
+    def make(name, points):
+        """A cell with these observations [seeds, n, 2] of its run, whose plane they are, as they are."""
         cell = Cell("ppo", name, (("num_seeds", len(points)),), 4)
-        write_run(tmp_path, cell, [{"update": updates or 4, "global_step": 32}])
+        write_run(tmp_path, cell, [{"update": 4, "global_step": 32}])
         np.save(tmp_path / name / "visited-8x64.npy", np.array(points, np.float64))
         return cell
 
-    return make, Data(None, tmp_path)
-
-
-CORNERS = [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
-
-
-def test_coverage_is_the_share_of_cells_of_one_grid_for_all_runs_of_a_game(runs):
-    make, data = runs
+    monkeypatch.setattr(visited, "in_a_plane", lambda x: x)
+    data, corners = Data(None, tmp_path), [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
     small = make("small", [[[0.5, 0.5], [0.51, 0.51], [0.5, 0.6]], [[0.5, 0.5]] * 3])
-    large = make("large", [CORNERS, [[0.0, 0.0]] * 4])
+    large = make("large", [corners, [[0.0, 0.0]] * 4])
     other = make("other", [[[0.0, 0.0], [100.0, 100.0], [200.0, 200.0]]])
     points, shares = visited.coverage(data, {"small": (small, other), "large": (large, other)})
     assert {key: (share * 32**2).tolist() for key, share in shares.items()} == {
         ("small", 0): [2, 1], ("large", 0): [4, 1], ("small", 1): [3], ("large", 1): [3],
     }  # fmt: skip
-    assert points["large", 0].tolist() == [*CORNERS, *[[0.0, 0.0]] * 4]
+    assert points["large", 0].tolist() == [*corners, *[[0.0, 0.0]] * 4]
     assert points["small", 0].shape == (6, 2)
