@@ -152,10 +152,9 @@ def test_by_default_there_are_eight_minibatches_at_least_if_they_can_be(num_envs
     assert (args.minibatch_size, args.num_minibatches) == (size, count)
 
 
-@pytest.mark.parametrize(
-    "num_envs, num_steps, size, count",
-    [(64, 32, 256, 8), (4, 32, 32, 4), (3, 5, 5, 3), (12, 128, 128, 12), (8, 4096, 4096, 8), (12, 2049, 2049, 12)],
-)
+@pytest.mark.parametrize("num_envs, num_steps, size, count", [
+    (64, 32, 256, 8), (4, 32, 32, 4), (3, 5, 5, 3), (12, 128, 128, 12), (8, 4096, 4096, 8), (12, 2049, 2049, 12),
+])  # fmt: skip
 def test_by_default_minibatches_are_whole_sequences(num_envs, num_steps, size, count):
     args = ppo_rnn.Args(num_envs=num_envs, num_steps=num_steps)
     assert (args.minibatch_size, args.num_minibatches, args.sequence_length) == (size, count, num_steps)

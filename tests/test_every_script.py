@@ -258,9 +258,6 @@ def test_an_update_moves_as_far_and_gains_as_much_as_it_says(noise):
     assert np.isnan(noise.metrics[0]["outer/fresh_gain"])  # of the update before the first
 
 
-# The loss
-
-
 def drawn(critics, size=40):
     """Transitions of two actions, of which some are clipped: logits [n, 2], log-probabilities then, actions,
     advantages [n]; new values, old ones and targets [n, critics]."""

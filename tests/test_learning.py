@@ -15,6 +15,7 @@ STUB = """
 import json, shlex, sys
 from dataclasses import dataclass
 from pathlib import Path
+
 @dataclass(frozen=True)
 class Args:
     env_id: str = "good"
@@ -22,8 +23,10 @@ class Args:
     seed: int = 0
     num_devices: int = 0
     num_updates = 4
+
 def write(name, value):
     (run / name).write_text(json.dumps(value))
+
 if __name__ == "__main__":
     with open("starts", "a") as file:
         file.write(shlex.join(sys.argv[1:]) + "\\\\n")

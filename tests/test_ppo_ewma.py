@@ -118,10 +118,8 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     batch = ppo_ewma.Batch(obs, action, dist.log_prob(action), value, advantage, value + error)
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
     frozen, metrics = optimise(args, network, params, batch, 0.1)
-    learner, own = (
-        ppo.Learner(params, ppo.ADAM.init(params), None, None),
-        {"com", "ewma_debias", "max_importance_ratio"},
-    )
+    learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
+    own = {"com", "ewma_debias", "max_importance_ratio"}
     theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
     run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
     expected, expected_metrics = on_devices(run)(learner, batch)

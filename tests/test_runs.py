@@ -302,13 +302,15 @@ def test_one_process_at_a_time_is_at_work_on_a_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("readers", ["2>&1; echo $? > code) | head -n 1", ">&- 2>&-; echo $? > code)",
-                                     "> /dev/full 2> /dev/full; echo $? > code)"])  # fmt: skip
-def test_a_run_outlives_its_readers(tmp_path, readers):
-    """Whether they go away after a line, at once, or have no room."""
+@pytest.mark.parametrize("line", [
+    "(RUN 2>&1; echo $? > code) | head -n 1",  # who goes away after a line
+    "RUN >&- 2>&-; echo $? > code",  # at once
+    "RUN > /dev/full 2> /dev/full; echo $? > code",
+])  # fmt: skip
+def test_a_run_outlives_its_readers(tmp_path, line):
     (tmp_path / "toy.py").write_text(TOY)
-    line = f"({sys.executable} toy.py --runs-dir runs --run-name x 60 {readers}"
-    subprocess.run(["sh", "-c", line], cwd=tmp_path, timeout=120, capture_output="head" in readers)
+    shell = ["sh", "-c", line.replace("RUN", f"{sys.executable} toy.py --runs-dir runs --run-name x 60")]
+    subprocess.run(shell, cwd=tmp_path, timeout=120, capture_output="head" in line)
     wait_for((tmp_path / "code").exists)
     assert (tmp_path / "code").read_text() == "0\n"
     assert checkpoint_updates(tmp_path / "runs/x/checkpoints") == [60]
@@ -637,9 +639,6 @@ def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args
         go(run, [{"losses/x": loss, "finite": jnp.isfinite(loss)} for loss in found])
     before, last = plots.read_lines(run.path)
     assert (last["update"], last["losses/x"]) == (4, None) and (before["update"], before["losses/x"]) == (3, 1)
-
-
-# wandb
 
 
 def fake_wandb(monkeypatch, init):

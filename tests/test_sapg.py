@@ -149,8 +149,8 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     advantage, target, value = rng.normal(size=(3, size))
     target, value = (x + 10 * block + obs[:, 1] for x in (target, value))  # near the new value, or it hides all else
     columns = (log_prob, value, advantage, target)
-    *columns, log_center = (x.astype(np.float32) for x in (*columns, log_center))
-    batch = sapg.Batch(obs, action, *columns, block, relabelled, log_center)
+    *columns, center = (x.astype(np.float32) for x in (*columns, log_center))
+    batch = sapg.Batch(obs, action, *columns, block, relabelled, center)
     policy = lambda params, obs, block: Known().apply(params, obs, block)  # noqa: E731
     loss, parts = jax.jit(lambda batch: sapg.ppo_loss(args, policy, {}, batch))(batch)
     total, kls, clipped = 0.0, {False: [], True: []}, {False: [], True: []}

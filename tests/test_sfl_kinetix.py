@@ -104,7 +104,8 @@ def test_a_search_over_devices_keeps_what_a_sort_of_all_candidates_would(number,
 
     def run(batches, key):
         nothing = sfl_kinetix.tally(*jnp.zeros((3, 1), bool))
-        found, learner = sfl_kinetix.Found(sfl_kinetix.no_levels(args, env_of(1)), nothing), Learner(PARAMS, None, None)
+        found = sfl_kinetix.Found(sfl_kinetix.no_levels(args, env_of(1)), nothing)
+        learner = Learner(PARAMS, None, None)
         for i in range(2):
             found = sfl_kinetix.score_levels(args, env_of(1), NET, found, learner, batches[i], key, i)
         return sfl_kinetix.gather_levels(args, found)
@@ -343,10 +344,9 @@ def test_searches_come_every_t_updates_and_look_at_candidates_of_their_own(strai
     assert len(np.unique(np.concatenate(straight.candidates), axis=0)) == 3 * 32
 
 
-@pytest.mark.parametrize(
-    "num_envs, share, chunks, number",
-    [(32, 0.5, 1, 8), (8, 0.5, 1, 4), (8, 0.25, 1, 2), (8, 0.5, 2, 2), (8, 0.0, 1, 8)],
-)
+@pytest.mark.parametrize("num_envs, share, chunks, number", [
+    (32, 0.5, 1, 8), (8, 0.5, 1, 4), (8, 0.25, 1, 2), (8, 0.5, 2, 2), (8, 0.0, 1, 8),
+])  # fmt: skip
 def test_as_many_devices_as_have_both_kinds_of_levels(num_envs, share, chunks, number):
     new = dict(num_devices=None, num_envs=num_envs, buffer_share=share, num_rollout_chunks=chunks)
     args, env, *_ = built(search_batch=None, num_minibatches=None, **new)

@@ -101,10 +101,9 @@ def test_a_trial_that_diverges_has_failed_and_the_others_go_on(capsys):
     assert "8 trials (" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{", '{"eval/x": {"mean": null}}', '{"eval/x": 3}', '{"eval/x": {"mean": 1}, "not_finite_since_update": 7}'],
-)
+@pytest.mark.parametrize("text", [
+    "{", '{"eval/x": {"mean": null}}', '{"eval/x": 3}', '{"eval/x": {"mean": 1}, "not_finite_since_update": 7}',
+])  # fmt: skip
 def test_a_run_without_a_score_has_failed(text):
     Path("summary.json").write_text(text)
     with pytest.raises(trials.Failed):
