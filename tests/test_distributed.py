@@ -33,33 +33,25 @@ ENV = {name: value for name, value in os.environ.items() if not FOREIGN.match(na
     "JAX_NUM_CPU_DEVICES": "1",
     "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", ""),
 }
-PATH = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
-SCRIPT = (
-    PATH
-    + """
+PATH = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]"
+SCRIPT = f"""{PATH}
 import ppo
 from common.run.command import main
 main(ppo.train, ppo.Args)
 """
-)
-MEET = (
-    PATH
-    + """  # only this, and makes a folder
+# Only meets, and makes a folder.
+MEET = f"""{PATH}
 import test_runs
 from common.run import run as runs
 from common.run.command import main
 main(lambda args: runs.Run(runs.begin(args, "toy.py"), test_runs.__file__), test_runs.Args)
 """
-)
-SFL_SCRIPT = (
-    PATH
-    + """
+SFL_SCRIPT = f"""{PATH}
 import coins, sfl_kinetix
 from common.run.command import main
 coins.install()
 main(sfl_kinetix.train, sfl_kinetix.Args)
 """
-)
 SFL = (
     "--num-envs 16 --num-steps 8 --minibatch-size 32 --num-rollout-chunks 2 --total-timesteps 768 --num-candidates 64 "
     "--search-batch 32 --buffer-size 8 --buffer-every 2 --learnability-steps 9 --num-eval-episodes 3 --eval-sizes s "

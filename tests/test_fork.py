@@ -115,6 +115,7 @@ def test_a_run_is_evaluated(straight):
 
 
 EXAMPLES = re.findall(r"### (.+?)\n.*?```diff\n(.+?)```", (ROOT / "docs/fork.md").read_text(), re.S)
+assert [re.split(r"\W+", title)[1] for title, _ in EXAMPLES] == ["loss", "network", "metric", "optimiser"]
 
 
 def edited(diff):
@@ -130,7 +131,6 @@ def edited(diff):
 
 @pytest.mark.parametrize("title, diff", EXAMPLES, ids=[title for title, _ in EXAMPLES])
 def test_an_example_of_the_page_runs(tmp_path, title, diff):
-    assert len(EXAMPLES) == 4
     (tmp_path / "my_ppo.py").write_text(edited(diff))
     flags = tiny(2, "--run-name", "run", "--hidden-sizes", 8, "--plasticity-every", 0)
     done = run(tmp_path, *flags, script=tmp_path / "my_ppo.py")
