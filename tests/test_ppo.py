@@ -241,7 +241,8 @@ def test_inner_steps_are_those_of_a_numpy_adam_with_a_clipped_global_norm(max_gr
     scale = 1e-5 if max_grad_norm > 1 else 1.0
     args = having(num_minibatches=1, update_epochs=3, clip_vloss=False, vf_coef=scale, max_grad_norm=max_grad_norm)
     zeros, network = jnp.zeros(16), Stub(lambda params, obs: obs @ params)
-    batch = ppo.Batch(obs, jnp.zeros((16, 1), int), jnp.full(16, np.log(0.5)), zeros, zeros, target)
+    columns = jnp.zeros((16, 1), int), jnp.full(16, np.log(0.5)), zeros, zeros, jnp.asarray(target)
+    batch = ppo.Batch(jnp.asarray(obs), *columns)
     learner = ppo.Learner(jnp.zeros(3), ppo.ADAM.init(jnp.zeros(3)), None, None)
     run = lambda learner: ppo.optimise(args, network, learner, batch, jax.random.key(0), 0.01)  # noqa: E731
     learner, metrics = on_devices(run)(learner)
