@@ -33,6 +33,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from common import envs
 from common.actions import Box, Categorical, Discrete
 from common.run import devices, memory, plots
+from common.run.arguments import UsageError
 from common.run.command import main as run_main
 from experiments import grid
 
@@ -40,7 +41,7 @@ from experiments import grid
 signal.signal(signal.SIGINT, signal.default_int_handler)
 devices.enable_compilation_cache()
 
-
+ROOT = Path(__file__).parents[1]
 WHOLE = P()
 
 
@@ -128,6 +129,14 @@ def ended(capsys, script, *flags):
     except SystemExit as end:
         code = end.code
     return code, *capsys.readouterr()
+
+
+def refusal(function, *given, **flags):
+    """The one line with which this is refused."""
+    with pytest.raises(UsageError) as error:
+        function(*given, **flags)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 class Training:

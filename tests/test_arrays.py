@@ -62,9 +62,6 @@ def test_each_position_goes_everywhere_and_neighbours_part_equally_often(n):
     assert min(tests) > 1e-3 / len(tests)
 
 
-# Bits and samples
-
-
 @pytest.mark.parametrize("shape", [(8,), (10, 10, 4), (3, 3), (1,)])
 def test_bits_give_back_the_booleans(shape):
     x = np.random.default_rng(0).random((6, 5, *shape)) < 0.3
@@ -97,9 +94,6 @@ def test_rows_of_all_chunks_and_devices_are_taken_in_turn(size):
     np.testing.assert_array_equal(found, expected[:size])
     for shard in found.addressable_shards:
         np.testing.assert_array_equal(shard.data, found)
-
-
-# Products
 
 
 def rounded(x):
@@ -159,17 +153,6 @@ def test_networks_have_float32_parameters_and_results_near_those_of_float32():
     assert 1e-5 < np.abs(exact - rough).max() < 0.02 * np.abs(exact).max()
 
 
-# Convolutions
-
-
-SHAPES = {  # observation, kernel, stride, padding
-    "nature's first": ((2, 12, 13, 2), (8, 8, 2, 3), 4, 0),
-    "nature's second": ((1, 9, 8, 3), (4, 4, 3, 2), 2, 0),
-    "nature's third": ((3, 5, 4, 2), (3, 3, 2, 4), 1, 0),
-    "impala's": ((2, 4, 5, 3), (3, 3, 3, 2), 1, 1),
-}
-
-
 def written_out(x, kernel, stride, padding, slope):
     """In float64: the convolution, and the gradients of its product with `slope`."""
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0))).astype(np.float64)
@@ -185,15 +168,18 @@ def written_out(x, kernel, stride, padding, slope):
 
 
 @pytest.mark.parametrize("dtype", CONVOLUTIONS)
-@pytest.mark.parametrize("which", SHAPES)
-def test_a_convolution_and_its_gradients_are_the_sums_they_stand_for(which, dtype):
-    shape, kernel_shape, stride, padding = SHAPES[which]
+@pytest.mark.parametrize("shape, kernel_shape, stride, padding", [
+    ((2, 12, 13, 2), (8, 8, 2, 3), 4, 0),  # of an observation; three kernels of nature's network, and impala's
+    ((1, 9, 8, 3), (4, 4, 3, 2), 2, 0),
+    ((3, 5, 4, 2), (3, 3, 2, 4), 1, 0),
+    ((2, 4, 5, 3), (3, 3, 3, 2), 1, 1),
+])  # fmt: skip
+def test_a_convolution_and_its_gradients_are_the_sums_they_stand_for(shape, kernel_shape, stride, padding, dtype):
     as_given = lambda x: np.asarray(jnp.asarray(x, dtype).astype(jnp.float32))  # noqa: E731
     rng = np.random.default_rng(0)
     x, kernel = rng.normal(size=shape), rng.normal(size=kernel_shape)
-    conv = nn.Conv(
-        kernel_shape[-1], kernel_shape[:2], stride, padding, use_bias=False, conv_general_dilated=CONVOLUTIONS[dtype]
-    )
+    how = dict(use_bias=False, conv_general_dilated=CONVOLUTIONS[dtype])
+    conv = nn.Conv(kernel_shape[-1], kernel_shape[:2], stride, padding, **how)
 
     def run(x, kernel):
         return conv.apply({"params": {"kernel": kernel}}, x)

@@ -7,21 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import coins
 import jax
 import numpy as np
 import pytest
-from conftest import metrics_of, start
+from conftest import ROOT, metrics_of, start, wait_for
 
 import ppo
 import sfl_kinetix
 from common.run import checkpoints, devices
 from common.run.arguments import typed
 
-ROOT = Path(__file__).parents[1]
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 16 --update-epochs 2 --hidden-sizes 8 "
     "--norm-obs --norm-reward --num-rollout-chunks 2 --num-eval-episodes 2 --checkpoint-every 60 "
@@ -36,29 +33,20 @@ ENV = {name: value for name, value in os.environ.items() if not FOREIGN.match(na
     "JAX_NUM_CPU_DEVICES": "1",
     "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", ""),
 }
-SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
+PATH = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]"
+SCRIPT = f"""{PATH}
 import ppo
 from common.run.command import main
 main(ppo.train, ppo.Args)
 """
-
-
 # Only meets, and makes a folder.
-MEET = f"""
-import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+MEET = f"""{PATH}
 import test_runs
 from common.run import run as runs
 from common.run.command import main
 main(lambda args: runs.Run(runs.begin(args, "toy.py"), test_runs.__file__), test_runs.Args)
 """
-
-
-SFL_SCRIPT = f"""
-import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+SFL_SCRIPT = f"""{PATH}
 import coins, sfl_kinetix
 from common.run.command import main
 coins.install()
@@ -130,9 +118,7 @@ def test_two_processes_learn_what_one_learns_on_two_devices(straight, tmp_path):
 def test_sigterm_to_one_stops_both_and_they_go_on_bit_for_bit(straight):
     path = straight.parent / "stopped"
     processes = pair(*FLAGS, "--runs-dir", path.parent, "--run-name", path.name)
-    deadline = time.monotonic() + TIMEOUT
-    while not (path / "args.json").exists() and processes[1].poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: (path / "args.json").exists() or processes[1].poll() is not None, TIMEOUT)
     processes[1].send_signal(signal.SIGTERM)
     codes, _, errors = outcome(processes)
     assert codes == [143, 143], errors
@@ -167,14 +153,11 @@ def test_a_search_in_two_processes_finds_what_one_finds_on_two_devices(monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "differing, said",
-    [
-        ({"own": (["--seed", "1"], ["--seed", "2"])}, "the processes were started with different flags"),
-        ({"cpus": (1, 2)}, "the processes have 1, 2 devices, must be equal (see JAX_NUM_CPU_DEVICES)"),
-        ({}, "exists already"),
-    ],
-)
+@pytest.mark.parametrize("differing, said", [
+    ({"own": (["--seed", "1"], ["--seed", "2"])}, "the processes were started with different flags"),
+    ({"cpus": (1, 2)}, "the processes have 1, 2 devices, must be equal (see JAX_NUM_CPU_DEVICES)"),
+    ({}, "exists already"),
+])  # fmt: skip
 def test_bad_input_and_processes_that_differ_end_both(tmp_path, differing, said):
     """Before a folder is made. They would wait for each other forever."""
     if not differing:

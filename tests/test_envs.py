@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Bandit, Counter, Toy
+from conftest import Bandit, Counter, Noise, Toy
 from scipy.stats import binomtest, chisquare, kstest
 
 from common import evaluation
@@ -49,9 +49,6 @@ def all_different(*ids):
     return len(np.unique(rows, axis=0)) == len(rows)
 
 
-# Sticky actions
-
-
 class Echo(Toy):
     """Observes the action that was executed and the number of the step. Terminated after 7 steps."""
 
@@ -90,9 +87,6 @@ def test_sticky_actions_repeat_the_last_executed_action():
     assert len(np.unique(repeats.T, axis=0)) == 64
 
 
-# Other changes to any environment
-
-
 def test_a_stack_holds_the_last_observations_and_begins_anew_with_each_episode():
     """Replayed in Python, on counters whose observations tell time and episode."""
     env = VectorEnv(FrameStack(Counter(ends=(3, 5, 9), limit=6), 3), 16)
@@ -120,26 +114,12 @@ def test_a_time_limit_truncates_what_has_not_ended():
     assert all(((end == e) & done).sum() > 20 for e in (3, 4, 9))
 
 
-class Pays(Echo):
-    """Pays what the second action says, less 2."""
-
-    action_space = Discrete((5, 7))
-
-    def step(self, key, state, action):
-        state, obs, _, *rest = super().step(key, state, action)
-        return state, obs, action[1] - jnp.float32(2), *rest
-
-
 def test_clipped_rewards_are_learned_from_and_not_reported():
-    _, _, out = play(VectorEnv(Pays(), 8, reward_clip=1.5), 14)
-    _, _, bare = play(VectorEnv(Pays(), 8), 14)
-    assert {-2.0, 4.0} <= set(bare.reward.ravel())
-    np.testing.assert_array_equal(out.reward, np.minimum(np.maximum(bare.reward, -1.5), 1.5))
+    """Of 0, -1 and -2; those above 0 are in test_every_script.py."""
+    out, bare = (play(VectorEnv(Noise(Discrete((4,))), 8, reward_clip=clip), 14)[2] for clip in (0.5, None))
+    assert {-2, -1, 0} == set(bare.reward.ravel())
+    np.testing.assert_array_equal(out.reward, np.maximum(bare.reward, -0.5))
     np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
-    np.testing.assert_array_equal(bare.episode.total_reward[6], bare.reward[:7].sum(0))
-
-
-# Auto-reset
 
 
 def test_no_reset_and_no_key_is_used_twice_in_a_run():
@@ -180,12 +160,9 @@ def test_step_is_replayed_in_python():
     for name, values in expected.items():
         np.testing.assert_allclose(metrics[f"charts/{name}"], values.mean(), rtol=1e-6)
     assert metrics["charts/num_episodes"] == len(episodes)
-
-
-def test_where_no_episode_ended_the_means_are_nan():
-    metrics = VectorEnv(Counter(ends=(99,), limit=999), 4).episode_metrics(jnp.zeros(4))
-    assert metrics.pop("charts/num_episodes") == 0
-    assert len(metrics) == 3 and all(np.isnan(value) for value in metrics.values())
+    metrics = env.episode_metrics(jnp.zeros(4))  # where none ended
+    assert metrics.pop("charts/num_episodes") == 0 and len(metrics) == 3
+    assert all(np.isnan(value) for value in metrics.values())
 
 
 @pytest.mark.parametrize("stagger", [0, 40])
@@ -203,24 +180,16 @@ def test_staggered_environments_start_at_evenly_spread_points_of_their_episodes(
     assert all_different(state.inner.id, *([state.inner.noise[obs[:, 0] > 0]] if stagger else []))
 
 
-INF = np.inf
-BOUNDS = [(-3, 1), (-INF, INF), (2, INF), (-INF, -3), (-3.4e38, 3.4e38)]  # without any, beyond 1 and -1, and no bounds
-PLAYED = [(-3, 1), (-1, 1), (2, 4), (-5, -3), (-1, 1)]
-
-
-@pytest.mark.parametrize("space", [Discrete((2, 3)), Box(*np.float32(BOUNDS).T)])
-def test_random_actions_fill_their_space(space):
-    actions = np.asarray(space.sample(jax.random.key(0), 3000))
-    if isinstance(space, Discrete):
-        assert actions.shape == (3000, 2)
-        for column, number in zip(actions.T, space.nvec, strict=True):
-            assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
-    else:
-        for column, (low, high) in zip(actions.T, PLAYED, strict=True):
-            assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
-
-
-# Evaluation
+def test_random_actions_fill_their_space():
+    """Also one without bounds, beyond 1 or -1, and with bounds that are none."""
+    inf = np.inf
+    bounds = [(-3, 1), (-inf, inf), (2, inf), (-inf, -3), (-3.4e38, 3.4e38)]
+    played = [(-3, 1), (-1, 1), (2, 4), (-5, -3), (-1, 1)]
+    chosen, drawn = (s.sample(jax.random.key(0), 3000) for s in (Discrete((2, 3)), Box(*np.float32(bounds).T)))
+    for column, number in zip(chosen.T, (2, 3), strict=True):
+        assert chisquare(np.bincount(column, minlength=number)).pvalue > 1e-4
+    for column, (low, high) in zip(drawn.T, played, strict=True):
+        assert kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
 
 
 def scores(suite, num_eval_episodes, given_up=lambda: False, seed=0, num_seeds=1, logits=(0.0, 0.0), greedy=False):
@@ -266,9 +235,7 @@ def test_an_episode_that_never_ends_counts_as_it_is_and_is_told(monkeypatch, cap
     longest = 3 * evaluation.PIECE  # the first whole piece from 300 on
     assert metrics["eval/episodic_length"] == metrics["eval/episodic_return"] == (2 + longest) / 2
     assert metrics["eval/solve_rate"] == 0.5
-    said = (
-        f"warning: 3 of 6 episodes of the evaluation had not ended after {longest} steps, and count as they were then"
-    )
+    said = f"warning: 3 of 6 episodes of the evaluation had not ended after {longest} steps, and count as they were"
     assert said in capsys.readouterr().err
     scores(Counter((300,), 10**9), 6)
     assert not capsys.readouterr().err
@@ -278,9 +245,6 @@ def test_an_evaluation_can_be_given_up_between_its_pieces():
     asked = iter([False, False, True])
     assert scores(Counter((10**9,), 10**9), 3, given_up=lambda: next(asked)) is None
     assert not [*asked]
-
-
-# gymnax
 
 
 @pytest.mark.parametrize("env_id", IDS)

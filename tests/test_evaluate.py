@@ -5,18 +5,14 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import start
+import test_every_script
+from conftest import ended, start
 
 import ppo
-import ppo_ewma
-import ppo_rnd
-import ppo_rnn
-import pqn
-import sapg
 from common import evaluation
 from common.run import arguments, plots, run as runs
 
-SCRIPTS = {"ppo": ppo, "ppo_ewma": ppo_ewma, "ppo_rnd": ppo_rnd, "ppo_rnn": ppo_rnn, "pqn": pqn, "sapg": sapg}
+SCRIPTS = {name: script for name, (script, _) in test_every_script.SCRIPTS.items()}
 FLAGS = (
     "--env-id CartPole-v1 --num-envs 8 --num-steps 16 --minibatch-size 64 --hidden-sizes 8 --total-timesteps 1280 "
     "--num-eval-episodes 6 --eval-every 5 --checkpoint-every 5 --norm-obs --seed 3 --plasticity-every 0"
@@ -44,8 +40,7 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_plays_is_the_learned_policy_on_normalised_observations(monkeypatch, script):
-    """Each array of the learner has numbers of its own, so that none can stand for another one. Of
-    sapg.py's blocks the last one plays, the leader."""
+    """Each array of the learner has numbers of its own. Of sapg.py's blocks the last one plays, the leader."""
 
     class Made(Exception):
         """In place of a player."""
@@ -105,29 +100,24 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
     """What follows from them with the other defaults of the script does not count."""
     script, path = trained
     sizes = {"--num-envs": 8, "--minibatch-size": 64, "--total-timesteps": 1280}
-    with pytest.raises(SystemExit) as end:
-        call(script, path.parent, "--resume", path, *(word for pair in sizes.items() for word in pair))
-    assert not end.value.code and "finished already, 10 of 10 updates" in capsys.readouterr().out
+    code, out, _ = ended(capsys, SCRIPTS[script], "--resume", path, *(word for pair in sizes.items() for word in pair))
+    assert not code and "finished already, 10 of 10 updates" in out
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("--evaluate RUN@7", "--evaluate RUN@7: its checkpoints are at updates 5, 10"),
-        ("--evaluate nowhere", "--evaluate nowhere: not the folder of a run"),
-        ("--evaluate RUN --resume RUN", "--resume RUN with --evaluate: a resumed run keeps its own flags"),
-        ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
-        ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
-        ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
-        ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
-        ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    ("--evaluate RUN@7", "--evaluate RUN@7: its checkpoints are at updates 5, 10"),
+    ("--evaluate nowhere", "--evaluate nowhere: not the folder of a run"),
+    ("--evaluate RUN --resume RUN", "--resume RUN with --evaluate: a resumed run keeps its own flags"),
+    ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
+    ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
+    ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
+    ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
+    ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
+])  # fmt: skip
 def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
     script, path = trained
     if script != "ppo":
         return
-    with pytest.raises(SystemExit) as end:
-        call(script, path.parent, *flags.replace("RUN", str(path)).split())
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error
+    words = flags.replace("RUN", str(path)).split()
+    code, _, error = ended(capsys, ppo, *words, "--runs-dir", path.parent)
+    assert code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error

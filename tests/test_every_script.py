@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
-from conftest import Noise, Toy, Training, leaves_close, metrics_of, one_learner, same
+from conftest import Noise, Toy, Training, differ, leaves_close, metrics_of, one_learner, same
 from test_init_from import call, learner_at, resumed
 
 import ppo
@@ -40,8 +40,7 @@ FLAGS = dict(num_envs=16, num_steps=6, hidden_sizes=(8,), num_devices=1, num_eva
 
 
 class Clock(Toy):
-    """Tells the time, the last executed action and a number drawn at the start of the episode, and pays 7 a step. It
-    ends after `end` steps, or never."""
+    """Tells the time, the last executed action and a number of the episode's own. Pays 7 a step, for `end` steps."""
 
     obs_shape = (3,)
     action_space = Discrete((5,))
@@ -134,21 +133,15 @@ def test_flags_of_the_environment_reach_it(clock):
     np.testing.assert_array_equal(earlier[both, 1], later[both, 1])
 
 
-def test_resets_are_staggered(clock):
+def test_resets_are_staggered_and_all_environments_play_episodes_of_their_own(clock):
     begun = np.asarray(clock.states[0].environments.obs)[..., 3].ravel()
     assert sorted(begun) == sorted(4 * [0, 0, 1, 2])  # of each device's part of a chunk
-
-
-def test_all_environments_play_episodes_of_their_own(clock):
     for state in clock.states:
         assert np.unique(np.asarray(state.environments.obs)[..., 5]).size == 16
 
 
-def test_two_devices_keep_one_learner(clock):
+def test_two_devices_keep_one_learner_with_statistics_of_all_that_was_acted_on(clock):
     one_learner(clock.states[-1].learner, 2)
-
-
-def test_statistics_of_observations_are_those_of_all_that_was_acted_on(clock):
     for done in (1, 2):
         found, seen = clock.states[done].learner.obs_stats, np.concatenate(clock.obs[:done]).reshape(-1, 6)
         assert found.count == len(seen) == done * 96
@@ -188,15 +181,12 @@ def test_targets_are_discounted_returns_in_units_of_the_returns(descent):
     np.testing.assert_allclose(descent.targets(0), expected[time], rtol=1e-3)
 
 
-def test_the_learning_rate_falls_by_the_update(descent):
+def test_the_learning_rate_and_the_entropy_bonus_fall_by_the_update(descent):
     rows, expected = descent.metrics, [0.1, 0.075, 0.05, 0.025]
     np.testing.assert_allclose([row["charts/learning_rate"] for row in rows], expected, rtol=1e-6)
     assert min(row["outer/grad_norm"] for row in rows) > 1e-3
     way = np.array([row["outer/update_norm"] for row in rows])
     np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=2e-3)
-
-
-def test_the_entropy_bonus_falls_by_the_update(descent):
     if descent.name != "pqn":
         np.testing.assert_allclose(descent.bonuses, [1, 0.75, 0.5, 0.25], rtol=1e-6)
 
@@ -266,9 +256,6 @@ def test_an_update_moves_as_far_and_gains_as_much_as_it_says(noise):
     np.testing.assert_allclose(metrics["outer/ddr"], 96 / kl, rtol=1e-3)
     np.testing.assert_allclose([metrics["outer/own_gain"], metrics["outer/fresh_gain"]], [own, -lost], rtol=2e-3)
     assert np.isnan(noise.metrics[0]["outer/fresh_gain"])  # of the update before the first
-
-
-# The loss
 
 
 def drawn(critics, size=40):
@@ -371,10 +358,8 @@ def test_the_policys_loss_is_clipped_where_that_makes_it_worse_and_finite_beyond
         (0.5, -1, 0.8, 0), (1.5, 2, -2.4, 0), (0.5, -3, 2.4, 0),
     ])  # fmt: skip
     huge, ordinary = [88.0, 89.0, 100.0, 1000.0], [-1e3, -30.0, -0.1, 0.0, 0.1, 1.0, 30.0, 79.0]
-    inputs = (
-        [*np.log(ratio), *huge, *huge, *ordinary, *ordinary],
-        [*advantage, *4 * [2], *4 * [-2], *8 * [2], *8 * [-2]],
-    )
+    now = [*np.log(ratio), *huge, *huge, *ordinary, *ordinary]
+    inputs = now, [*advantage, *4 * [2], *4 * [-2], *8 * [2], *8 * [-2]]
     by_hand, up, down, usual = np.split(surrogates(name, *inputs), [8, 12, 16], axis=1)
     np.testing.assert_allclose(by_hand, [loss, loss * moves], rtol=1e-5)
     np.testing.assert_allclose(up, [[-2.4] * 4, [0.0] * 4], rtol=1e-6)
@@ -400,15 +385,13 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
             np.testing.assert_allclose(slopes, [-bound, bound], rtol=1e-4)
 
 
-# Runs
-
-
 SMALL = (
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
     "--num-devices 1 --norm-obs --norm-reward --time-limit 20 --total-timesteps 192 --checkpoint-every 2 "
     "--keep-checkpoints 0 --plasticity-every 0 --num-eval-episodes 0"
 )
-RUNS = {  # that of ppo.py: test_fork.py; of ppo_ewma.py: test_init_from.py
+RUNS = {  # that of ppo.py: test_fork.py
+    "ppo_ewma": "--com 4",
     "ppo_rnn": "--sequence-length 4 --cell lstm --cell-size 4",
     "ppo_rnd": "--embedding-size 4 --obs-warmup-steps 3 --num-rollout-chunks 2 --num-seeds 2",
     "sapg": "--num-blocks 2 --norm-value --adaptive-lr-kl 1000 --learning-rate 1e-5",
@@ -416,7 +399,7 @@ RUNS = {  # that of ppo.py: test_fork.py; of ppo_ewma.py: test_init_from.py
 }
 
 
-@pytest.mark.parametrize("name", ["pqn", *SLOW])
+@pytest.mark.parametrize("name", ["pqn", "ppo_ewma", *SLOW])
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of cells and the learning rate, too, were kept."""
@@ -425,7 +408,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     killed = resumed(script, straight.path, tmp_path / "killed", after=3)
     assert metrics_of(killed) == metrics_of(straight.path)
     assert [row["update"] for row in metrics_of(killed)] == [1, 2, 3, 4, 5, 6]
-    same(learner_at(straight._replace(path=killed), 6), learner_at(straight, 6))
+    last = learner_at(straight, 6)
+    same(learner_at(straight._replace(path=killed), 6), last)
+    if name == "ppo_ewma":  # the proximal policy was kept, too
+        assert differ(last.proximal, learner_at(straight, 2).proximal)
     if name == "sapg":  # two epochs in each update
         rates = [row["charts/learning_rate"] for row in metrics_of(killed)]
         np.testing.assert_allclose(rates, 1e-5 * 1.5 ** np.arange(2, 13, 2), rtol=1e-5)

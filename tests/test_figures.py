@@ -2,6 +2,7 @@
 the runs, tests/test_paper_b.py the figures of paper B and those that need a GPU."""
 
 import functools
+import importlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import read, start, write_run
+from conftest import ended, read, start, write_run
 from test_grid import tasks
 
 import figures
-import ppo
-import ppo_ewma
-import ppo_rnd
-import pqn
-import sapg
-import sfl_kinetix
-import stochastic_opt
 from common.run import arguments
 from experiments import grid, paper_a, pictures
 from experiments.data import Data, each
@@ -27,13 +21,11 @@ from experiments.effects import Effect, bootstrap, difference, over_games, verdi
 from experiments.grid import Cell
 from experiments.paper_a import PRESETS
 
-SCRIPTS = {script.__name__: script for script in (ppo, ppo_ewma, ppo_rnd, sapg, pqn, sfl_kinetix, stochastic_opt)}
+NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "sapg", "pqn", "sfl_kinetix", "stochastic_opt")
+SCRIPTS = {name: importlib.import_module(name) for name in NAMES}
 LAPTOP = PRESETS["laptop"]
 FIGURES = paper_a.FIGURES
 HAVE = [(name, preset) for name, figure in figures.FIGURES.items() for preset in figure.presets]
-
-
-# Effects
 
 
 def test_the_interval_of_a_difference_is_welchs_and_against_a_known_number_students():
@@ -69,15 +61,12 @@ TOLD = Effect("x", -2, -3, -1)
 GIVEN, FALSE, UNSURE = (effect._replace(premise=True) for effect in (YES, NO, OPEN))
 
 
-@pytest.mark.parametrize(
-    "found, expected",
-    [
-        ([YES, YES, TOLD], "holds"), ([YES, NO], "does not hold"), ([OPEN, NO], "does not hold"), ([YES, OPEN], "open"),
-        ([], "open"), ([TOLD], "open"), ([GIVEN, YES], "holds"), ([GIVEN, NO], "does not hold"),
-        ([FALSE, YES], "not applicable"), ([FALSE, NO], "not applicable"), ([FALSE], "not applicable"),
-        ([UNSURE, YES], "open"), ([UNSURE, NO], "open"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("found, expected", [
+    ([YES, YES, TOLD], "holds"), ([YES, NO], "does not hold"), ([OPEN, NO], "does not hold"), ([YES, OPEN], "open"),
+    ([], "open"), ([TOLD], "open"), ([GIVEN, YES], "holds"), ([GIVEN, NO], "does not hold"),
+    ([FALSE, YES], "not applicable"), ([FALSE, NO], "not applicable"), ([FALSE], "not applicable"),
+    ([UNSURE, YES], "open"), ([UNSURE, NO], "open"),
+])  # fmt: skip
 def test_a_claim_holds_if_all_its_effects_do_and_its_premise(found, expected):
     assert verdict(found) == verdict(found[::-1]) == expected
 
@@ -101,9 +90,6 @@ def test_the_interval_over_games_is_that_of_seeds_drawn_anew_within_each_game():
     assert over_games("x", a, b, above=0.0)[1:4] == found[1:4]
     assert over_games("x", a[:2], b, above=0.0).outcome == "open"
     assert over_games("x", np.where(a == a[0, 0], np.nan, a), b, above=0.0).outcome == "open"
-
-
-# Commands
 
 
 def args_of(cell):
@@ -143,9 +129,6 @@ def test_a_name_stands_for_one_command_and_one_folder(preset):
             assert commands.setdefault(cell.name, words) == words and names.setdefault(words, cell.name) == cell.name
             assert Path(cell.name).name == cell.name and len(cell.name) < 200
     assert len(names) > 60
-
-
-# What runs have logged
 
 
 def small_run(folder, values, source=None, updates=None, key="charts/episodic_return", seeds=2, norms=(), name="a"):
@@ -344,9 +327,6 @@ def test_without_runs_a_figure_is_open(name, tmp_path):
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-# The command line
-
-
 @pytest.fixture
 def no_runs(monkeypatch):
     monkeypatch.setattr(grid, "_start", lambda *_: pytest.fail("started a run"))
@@ -355,10 +335,8 @@ def no_runs(monkeypatch):
 def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path, capsys, no_runs):
     start(figures, "5a", "1b", "--runs-dir", written, "--results-dir", tmp_path / "new")
     out = capsys.readouterr().out
-    assert {p.name for p in (tmp_path / "new").iterdir()} == {
-        *(f"fig_{n}.{e}" for n in ("5a", "1b") for e in ("png", "json")),
-        "effects_Pendulum-v1.png",
-    }
+    pages = [f"fig_{name}.{kind}" for name in ("5a", "1b") for kind in ("png", "json")]
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {*pages, "effects_Pendulum-v1.png"}
     for name in ("5a", "1b"):
         summary = read(tmp_path / f"new/fig_{name}.json")
         assert (summary["verdict"], summary["not_finished"]) == ("holds", [])
@@ -384,9 +362,8 @@ def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(mon
     a = shown | {"what": "a", "low": 0.2, "high": 0.4, "above": 0.1}
     within = shown | {"what": "b", "low": -0.05, "high": 0.05}
     none = within | {"what": "of two seeds", "low": None}
-    pictures.forest(
-        {"1a": {"effects": [a, none]}, "4": {"effects": [within | {"above": -0.1}, within | {"below": 0.1}]}}, ""
-    )
+    both = [within | {"above": -0.1}, within | {"below": 0.1}]
+    pictures.forest({"1a": {"effects": [a, none]}, "4": {"effects": both}}, "")
     axes = drawn[0].axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1a: a", "4: b"]
     lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
@@ -398,29 +375,24 @@ def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(mon
 def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_path, no_runs, capsys):
     monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: ["a: exit code 1: no memory"])
     (tmp_path / "fig_1b.png").mkdir()
-    with pytest.raises(SystemExit) as exit:
-        start(figures, "1b", "3b", "--runs-dir", tmp_path / "none", "--results-dir", tmp_path)
+    places = "--runs-dir", tmp_path / "none", "--results-dir", tmp_path
+    code, out, _ = ended(capsys, figures, "1b", "3b", *places)
     why = f"[Errno 21] Is a directory: '{tmp_path / 'fig_1b.png'}'"
     failed = f"figures.py: failed: a: exit code 1: no memory\nfigures.py: failed: figure 1b: cannot be drawn ({why})"
-    assert exit.value.code == failed and read(tmp_path / "fig_3b.json")["verdict"] == "open"
-    assert "  open (" in capsys.readouterr().out
+    assert code == failed and read(tmp_path / "fig_3b.json")["verdict"] == "open" and "  open (" in out
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("5", "5a"),
-        ("1a 14b", "figure 14b"),
-        ("", "--list"),
-        ("11", "--preset laptop: figure 11 does not have it; it has gpu, paper"),
-        ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    ("5", "5a"),
+    ("1a 14b", "figure 14b"),
+    ("", "--list"),
+    ("11", "--preset laptop: figure 11 does not have it; it has gpu, paper"),
+    ("3b --results-dir /proc/none", "--results-dir /proc/none: cannot write there (No such file or directory)"),
+])  # fmt: skip
 def test_bad_input_is_one_line(capsys, no_runs, flags, said):
-    with pytest.raises(SystemExit) as exit:
-        start(figures, *flags.split())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith("figures.py: error: ") and said in line
+    code, _, err = ended(capsys, figures, *flags.split())
+    (line,) = err.splitlines()
+    assert code == 2 and line.startswith("figures.py: error: ") and said in line
 
 
 def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, written, no_runs):
@@ -435,10 +407,9 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, writ
     assert sorted(p.name for p in tmp_path.iterdir()) == ["laptop"]
 
 
-def test_no_picture_is_drawn_of_nothing(tmp_path, no_runs):
-    with pytest.raises(SystemExit) as refused:
-        start(figures, "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path)
-    assert refused.value.code == 2 and not any(tmp_path.glob("fig*"))
+def test_no_picture_is_drawn_of_nothing(capsys, tmp_path, no_runs):
+    flags = "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path
+    assert ended(capsys, figures, *flags)[0] == 2 and not any(tmp_path.glob("fig*"))
 
 
 def test_the_slurm_arrays_hold_the_commands_of_the_runs(tmp_path, no_runs, capsys):

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import starts, wait_for
+from conftest import ROOT, starts, wait_for
 
 from experiments import grid
 from experiments.grid import Cell
 
-ROOT = Path(__file__).parents[1]
+RUNS = Path("runs")
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,6 @@ def here(monkeypatch, tmp_path):
     """The fake script is in the current folder, its runs in `runs`."""
     shutil.copy(ROOT / "tests" / "fake.py", tmp_path)
     monkeypatch.chdir(tmp_path)
-
-
-RUNS = Path("runs")
 
 
 def cell(name, source=None, **flags):
@@ -44,10 +41,8 @@ def run(*cells, jobs=2):
 
 def started():
     """The names of the runs that were started, in order; a resumed one with a +."""
-    return [
-        Path(words[1]).name + "+" if words[0] == "--resume" else words[words.index("--run-name") + 1]
-        for words in starts()
-    ]
+    name_of = lambda words: words[words.index("--run-name") + 1]  # noqa: E731
+    return [Path(words[1]).name + "+" if words[0] == "--resume" else name_of(words) for words in starts()]
 
 
 def broken_off(name, *updates):
@@ -56,9 +51,6 @@ def broken_off(name, *updates):
     (RUNS / name / "args.json").write_text(json.dumps({"--updates": "10"}))
     for update in updates:
         (RUNS / name / "checkpoints" / str(update)).mkdir()
-
-
-# What is run
 
 
 def test_a_missing_run_is_run_once(monkeypatch, tmp_path):
@@ -105,10 +97,7 @@ def test_a_failing_run_is_reported_and_the_others_still_run():
 def test_what_starts_from_a_failed_run_is_not_started_and_says_so():
     bad, good = cell("bad", fail=1), cell("good")
     failed, _ = run(cell("after-bad", bad), cell("after-good", good))
-    assert [line.split(": ")[:2] for line in failed] == [
-        ["bad", "exit code 1"],
-        ["after-bad", "not started, bad is not finished"],
-    ]
+    assert failed == ["bad: exit code 1: fake.py: not finite", "after-bad: not started, bad is not finished"]
     assert sorted(started()) == ["after-good", "bad", "good"]
 
 
@@ -135,9 +124,6 @@ def test_each_job_keeps_to_its_cores_and_leaves_ours_as_they_were(recwarn):
     assert kept == sorted(sorted(share) for share in grid.shares(2))
     assert os.sched_getaffinity(0) == mine
     assert not [warning for warning in recwarn if "fork" in str(warning.message)]
-
-
-# Two at once
 
 
 def test_what_starts_from_a_run_that_another_process_makes_waits_for_it():
@@ -175,22 +161,16 @@ def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():
     assert started() == ["a", "c"]
 
 
-@pytest.mark.parametrize(
-    "number, whole_group",
-    [
-        (signal.SIGINT, True),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((signal.SIGTERM, False), (signal.SIGHUP, 2))),
-    ],
-    ids=["as on a terminal", "kill", "a closed terminal and its shell"],
-)
+@pytest.mark.parametrize("number, whole_group", [
+    (signal.SIGINT, True),  # as on a terminal
+    pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+    pytest.param(signal.SIGHUP, 2, marks=pytest.mark.slow),  # a closed terminal and its shell
+])  # fmt: skip
 def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
-    """A terminal sends Ctrl-C to the runs, too; a second signal would kill one that is about to save. A terminal that
-    closes sends SIGHUP twice."""
-    code = (
-        "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
-        "flags = (('updates', 10), ('seconds', 60))\n"
-        "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
-    )
+    """A terminal sends Ctrl-C to the runs, too, and SIGHUP twice; a second one would kill who is about to save."""
+    code = "from pathlib import Path; from experiments import grid; from experiments.grid import Cell\n"
+    code += "flags = (('updates', 10), ('seconds', 60))\n"
+    code += "grid.run_missing([Cell('fake', n, flags, 10) for n in 'abc'], Path('runs'), 2, print)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     heard = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
     flags = dict(env=env, start_new_session=True, stderr=subprocess.PIPE, preexec_fn=heard)
@@ -211,13 +191,6 @@ def test_a_signal_ends_the_runs_and_they_save(number, whole_group):
     assert json.loads(Path("runs/a/summary.json").read_text())["updates"] < 10  # it got to its end
 
 
-# Slurm
-
-
-def slurm(*cells):
-    return grid.write_slurm(cells, RUNS, "fig-1a")
-
-
 def tasks(script):
     """The commands of an array, from its script."""
     return script.partition("<<'RUNS'\n")[2].partition("\nRUNS\n")[0].splitlines()
@@ -226,7 +199,7 @@ def tasks(script):
 def test_slurm_gets_one_array_for_each_depth():
     first, second = cell("first"), cell("second")
     after = [cell(name, first, lr=rate) for name, rate in (("x", 0.1), ("y", 0.2), ("z", 0.3))]
-    assert slurm(*after, second) == [
+    assert grid.write_slurm([*after, second], RUNS, "fig-1a") == [
         "job0=$(sbatch --parsable runs/fig-1a-0.sbatch)",
         "job1=$(sbatch --parsable --dependency=afterany:$job0 runs/fig-1a-1.sbatch)",
     ]
@@ -243,13 +216,11 @@ def test_slurm_gets_only_what_is_missing():
     first = cell("first")
     run(first)
     broken_off("x", 5)
-    assert slurm(cell("x", first), cell("y", first)) == ["job1=$(sbatch --parsable runs/fig-1a-1.sbatch)"]
+    (line,) = grid.write_slurm([cell("x", first), cell("y", first)], RUNS, "fig-1a")
+    assert line == "job1=$(sbatch --parsable runs/fig-1a-1.sbatch)"
     lines = tasks(Path("runs/fig-1a-1.sbatch").read_text())
-    assert (
-        lines[0] == f"{sys.executable} fake.py --resume runs/x"
-        and len(lines) == 2
-        and "--init-from runs/first@5" in lines[1]
-    )
+    assert lines[0] == f"{sys.executable} fake.py --resume runs/x"
+    assert len(lines) == 2 and "--init-from runs/first@5" in lines[1]
     assert not Path("runs/fig-1a-0.sbatch").exists()
 
 
@@ -258,9 +229,9 @@ def test_each_task_of_the_array_runs_its_own_command(monkeypatch, tmp_path):
     array is written anew after Slurm has taken its copy of the script."""
     monkeypatch.setattr(sys.modules[__name__], "RUNS", Path("runs of $(mine)"))
     broken_off("a")
-    slurm(cell("a", note="it's"), cell("b", note="two words"), cell("c"))
+    grid.write_slurm([cell("a", note="it's"), cell("b", note="two words"), cell("c")], RUNS, "fig-1a")
     copy = shutil.copy("runs of $(mine)/fig-1a-0.sbatch", tmp_path / "slurm_script")
-    slurm(cell("c"))
+    grid.write_slurm([cell("c")], RUNS, "fig-1a")
     for task, name in (("2", "b"), ("1", "a")):
         subprocess.run(["bash", copy], env={**os.environ, "SLURM_ARRAY_TASK_ID": task}, check=True, cwd=tmp_path)
         assert started()[-1] == name

@@ -10,21 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import metrics_of
+from conftest import ROOT, metrics_of, refusal, wait_for
 
 import ppo
 from common import envs, evaluation
 from common.run import arguments, devices, run as runs
-from common.run.arguments import UsageError
 
 pytest.importorskip("gymnasium")
-ROOT = Path(__file__).parents[1]
 COUNTING = "gymnasium/counting:Counting-v0"
 SMALL = dict(num_envs=6, num_steps=8, minibatch_size=12, hidden_sizes=(8,), num_eval_episodes=4, plasticity_every=0)
 
@@ -108,20 +105,16 @@ def test_sticky_actions_repeat_what_was_executed_and_begin_anew_with_an_episode(
     assert (done == given[..., 0].T).mean() == pytest.approx(1 - 0.25 * 2 / 3, abs=0.04)
 
 
-SPACES = {  # what is observed and what is done, as we have it
-    ("real", "real"): ((2, 2), np.float32, 4),
-    ("scalar", "one of"): ((1,), np.float32, (3,)),
-    ("bytes", "many"): ((2,), np.uint8, (2, 3)),
-    ("one of", "bits"): ((3,), np.bool_, (2, 2, 2)),
-    ("bits", "scalar"): ((3,), np.bool_, 1),
-    ("dict", "real"): ((4,), np.float32, 4),
-}
-
-
-@pytest.mark.parametrize("kinds", SPACES)
-def test_spaces_are_translated(kinds):
-    shape, dtype, actions = SPACES[kinds]
-    kwargs = {"observations": kinds[0], "actions": kinds[1]}
+@pytest.mark.parametrize("observed, done, shape, dtype, actions", [
+    ("real", "real", (2, 2), np.float32, 4),
+    ("scalar", "one of", (1,), np.float32, (3,)),
+    ("bytes", "many", (2,), np.uint8, (2, 3)),
+    ("one of", "bits", (3,), np.bool_, (2, 2, 2)),
+    ("bits", "scalar", (3,), np.bool_, 1),
+    ("dict", "real", (4,), np.float32, 4),
+])  # fmt: skip
+def test_spaces_are_translated(observed, done, shape, dtype, actions):
+    kwargs = {"observations": observed, "actions": done}
     env = envs.make("gymnasium/counting:Spaces-v0", 2, env_kwargs=json.dumps(kwargs))
     assert (env.obs_shape, env.obs_dtype) == (shape, dtype)
     chosen = np.asarray(env.action_space.sample(jax.random.key(1), 2))
@@ -133,13 +126,13 @@ def test_spaces_are_translated(kinds):
     (_, obs), _, _ = play(env, jnp.array(chosen)[None])
     for i, one in enumerate(inner(env)):
         seen = one.obs
-        if kinds[0] == "dict":
+        if observed == "dict":
             seen = np.concatenate([seen["b"], seen["a"].ravel()])
-        elif kinds[0] == "one of":
+        elif observed == "one of":
             seen = np.arange(3) - 1 == seen
         np.testing.assert_allclose(obs[i], np.reshape(seen, shape), rtol=1e-6)
-        done = np.ravel(one.seen[-1] - np.array({"one of": -1, "many": [1, 0]}.get(kinds[1], 0)))
-        np.testing.assert_allclose(done, chosen[i] if isinstance(actions, tuple) else np.clip(chosen[i], -1, 1))
+        taken = np.ravel(one.seen[-1] - np.array({"one of": -1, "many": [1, 0]}.get(done, 0)))
+        np.testing.assert_allclose(taken, chosen[i] if isinstance(actions, tuple) else np.clip(chosen[i], -1, 1))
 
 
 def test_pixels_have_their_channels_last_and_stay_bytes():
@@ -207,9 +200,8 @@ def test_a_resumed_run_says_that_its_episodes_begin_anew_and_keeps_all_else(tmp_
     capsys.readouterr()
     assert ppo.train(ppo.Args(resume=str(path))) == path
     said = [line for line in capsys.readouterr().err.splitlines() if "resuming" in line]
-    assert said == [
-        "resuming after update 2 of 4; all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
-    ]
+    why = "all episodes begin anew, because gymnasium/CartPole-v1 cannot be saved"
+    assert said == [f"resuming after update 2 of 4; {why}"]
     assert metrics_of(path)[:2] == whole[:2] and [line["update"] for line in metrics_of(path)] == [1, 2, 3, 4, 4]
 
 
@@ -259,9 +251,7 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
     how = dict(start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen(command, **how)
     try:
-        end = time.time() + 120
-        while process.poll() is None and time.time() < end and not (tmp_path / "x/metrics.jsonl").exists():
-            time.sleep(0.05)
+        wait_for(lambda: (tmp_path / "x/metrics.jsonl").exists() or process.poll() is not None, 120)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGINT and "Traceback" not in errors, errors
@@ -276,25 +266,20 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
             os.killpg(process.pid, signal.SIGKILL)
 
 
-WRONG = {
-    "gymnasium/CartPole-v7": (dict(), "version `v7` .* did you mean CartPole-v1, CartPole-v0"),
-    "gymnasium/nowhere:Some-v0": (dict(), "importing nowhere raises ModuleNotFoundError"),
-    "gymnasium/counting:Spaces-v0": (dict(env_kwargs='{"actions": "text"}'), r"its actions are Text\(.*; must be Disc"),
-    "gymnasium/Pendulum-v1": (dict(env_kwargs='{"gravity": 3}'), '"gravity": 3}: making it raises Type'),
-    "gymnasium/Acrobot-v1": (dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
-    "gymnasium/Taxi-v3": (dict(time_limit=9), """--time-limit 9: .* such as --env-kwargs '{"max_episode_steps": 9}'"""),
-    "gymnasium/CartPole-v1": (dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}'"""),
-    COUNTING: (dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable is \(.*counting.py:\d+\)"),
-    "gymnasium/MountainCar-v0": (dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
-}
-
-
-@pytest.mark.parametrize("env_id", WRONG)
-def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id):
-    given, said = WRONG[env_id]
-    with pytest.raises(UsageError, match=said) as error:
-        ppo.build(ppo.Args(**{**SMALL, **given, "env_id": env_id}))
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("env_id, given, said", [
+    ("CartPole-v7", dict(), "version `v7` .* did you mean CartPole-v1, CartPole-v0"),
+    ("nowhere:Some-v0", dict(), "importing nowhere raises ModuleNotFoundError"),
+    ("counting:Spaces-v0", dict(env_kwargs='{"actions": "text"}'), r"its actions are Text\(.*; must be Disc"),
+    ("Pendulum-v1", dict(env_kwargs='{"gravity": 3}'), '"gravity": 3}: making it raises Type'),
+    ("Acrobot-v1", dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
+    ("Taxi-v3", dict(time_limit=9), """--time-limit 9: .* such as --env-kwargs '{"max_episode_steps": 9}'"""),
+    ("CartPole-v1", dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}'"""),
+    ("counting:Counting-v0", dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable .*ing.py:\d+\)"),
+    ("MountainCar-v0", dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
+])  # fmt: skip
+def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id, given, said):
+    args = {**SMALL, **given, "env_id": f"gymnasium/{env_id}"}
+    assert re.search(said, refusal(lambda: ppo.build(ppo.Args(**args))))
 
 
 def test_the_page_is_true(tmp_path, monkeypatch):
@@ -314,12 +299,7 @@ def test_the_page_is_true(tmp_path, monkeypatch):
     quoted = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
     flags = [["--env-id", id] for id in ("gymnasium/CratPole-v1", "gymnasium/Blackjack-v1")]
     for words, line in zip([*flags, ["--num-seeds", "2", "--env-id", "gymnasium/CartPole-v1"]], quoted, strict=True):
-        with pytest.raises(UsageError) as error:
-            ppo.build(arguments.parse(ppo.Args, "", words))
-        assert str(error.value) == line
-
-
-# envpool
+        assert refusal(lambda words=words: ppo.build(arguments.parse(ppo.Args, "", words))) == line
 
 
 def bare(name, actions, seed, **kwargs):
@@ -330,9 +310,8 @@ def bare(name, actions, seed, **kwargs):
     steps, num = actions.shape
     pool = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, **kwargs)
     obs, _ = pool.reset()
-    found = {
-        key: [[] for _ in range(num)] for key in ("obs", "final_obs", "reward", "terminated", "truncated", "lives")
-    }
+    keys = ("obs", "final_obs", "reward", "terminated", "truncated", "lives")
+    found = {key: [[] for _ in range(num)] for key in keys}
     ended = np.zeros(num, bool)
     while min(map(len, found["reward"])) < steps:
         taken = np.array([len(rewards) for rewards in found["reward"]])
@@ -346,19 +325,18 @@ def bare(name, actions, seed, **kwargs):
     return {key: np.array([rows[:steps] for rows in found[key]]).swapaxes(0, 1) for key in found}
 
 
-GAMES = {"CartPole-v1": dict(max_episode_steps=25), "Breakout-v5": dict(episodic_life=True, reward_clip=True)}
-
-
 @pytest.mark.optional
-@pytest.mark.parametrize("name", GAMES)
-def test_envpool_plays_as_in_its_own_loop(monkeypatch, name):
+@pytest.mark.parametrize("name, kwargs", [
+    ("CartPole-v1", dict(max_episode_steps=25)), ("Breakout-v5", dict(episodic_life=True, reward_clip=True)),
+])  # fmt: skip
+def test_envpool_plays_as_in_its_own_loop(monkeypatch, name, kwargs):
     pytest.importorskip("envpool")
-    env = envs.make(f"envpool/{name}", 3, env_kwargs=json.dumps(GAMES[name]))
+    env = envs.make(f"envpool/{name}", 3, env_kwargs=json.dumps(kwargs))
     seeds, make = [], env.suite._make
     monkeypatch.setattr(env.suite, "_make", lambda num, seed, **kwargs: seeds.append(seed) or make(num, seed, **kwargs))
     actions = np.random.default_rng(0).integers(0, env.action_space.nvec[0], (300, 3), np.int32)
     (_, obs), outs, _ = play(env, jnp.array(actions)[..., None])
-    theirs = bare(name, actions, seeds[0], **GAMES[name])
+    theirs = bare(name, actions, seeds[0], **kwargs)
     if name == "Breakout-v5":
         theirs |= {key: np.moveaxis(theirs[key], 2, -1) for key in ("obs", "final_obs")}
     np.testing.assert_array_equal(np.concatenate([obs[None], outs.obs[:-1]]), theirs["obs"])
@@ -383,22 +361,19 @@ def test_the_policy_sees_its_part_of_a_dict(name, seen):
     assert (env.obs_shape, env.obs_dtype) == seen
 
 
-@pytest.mark.optional
-def test_what_envpool_does_not_know_is_one_line():
-    pytest.importorskip("envpool")
-    with pytest.raises(UsageError, match="envpool has no Pnog-v5; did you mean Pong-v5"):
-        envs.make("envpool/Pnog-v5", 2)
-    with pytest.raises(UsageError, match=r'--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size'):
-        envs.make("envpool/CartPole-v1", 2, env_kwargs='{"batch_size": 1}')
+CUTS_NOTHING = "max_episode_steps cuts none of its episodes; leave it out"  # every later end would be a truncation
 
 
 @pytest.mark.optional
-@pytest.mark.parametrize("name", ["StarpilotEasy-v0", "tabular/CliffWalking-v0"])
-def test_a_limit_that_cuts_nothing_is_refused(name):
-    """With it envpool would call every later end a truncation."""
+@pytest.mark.parametrize("name, kwargs, said", [
+    ("Pnog-v5", "{}", "envpool has no Pnog-v5; did you mean Pong-v5"),
+    ("CartPole-v1", '{"batch_size": 1}', '--env-kwargs {"batch_size": 1}: making it raises TypeError: .*batch_size'),
+    ("StarpilotEasy-v0", '{"max_episode_steps": 5}', f"envpool/StarpilotEasy-v0: {CUTS_NOTHING}"),
+    ("tabular/CliffWalking-v0", '{"max_episode_steps": 5}', f"envpool/tabular/CliffWalking-v0: {CUTS_NOTHING}"),
+])  # fmt: skip
+def test_what_envpool_cannot_do_is_one_line(name, kwargs, said):
     pytest.importorskip("envpool")
-    with pytest.raises(UsageError, match=f"envpool/{name}: max_episode_steps cuts none of its episodes; leave it out"):
-        envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 5}')
+    assert re.search(said, refusal(envs.make, f"envpool/{name}", 2, env_kwargs=kwargs))
 
 
 @pytest.mark.optional
@@ -407,6 +382,5 @@ def test_a_limit_that_is_not_refused_cuts(name):
     pytest.importorskip("envpool")
     env = envs.make(f"envpool/{name}", 2, env_kwargs='{"max_episode_steps": 4}')
     _, outs, _ = play(env, jnp.zeros((8, 2, env.action_dim), jnp.int32 if name[0] != "P" else jnp.float32))
-    assert (
-        outs.truncated[3].all() and not outs.terminated[3].any() and (outs.episode.length[outs.episode.done] <= 4).all()
-    )
+    assert outs.truncated[3].all() and not outs.terminated[3].any()
+    assert (outs.episode.length[outs.episode.done] <= 4).all()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import same
 
 from common.suites import kinetix
 
@@ -52,15 +53,11 @@ def move(state, where):
     return state.replace(polygon=state.polygon.replace(position=state.polygon.position.at[BODY].set(where)))
 
 
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 def test_level_set_is_fixed(env, tmp_path, monkeypatch):
-    assert_same(env.levels, kinetix.make("locomotion", num_levels=4).levels)  # from the cache
+    same(env.levels, kinetix.make("locomotion", num_levels=4).levels)  # from the cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     more = kinetix.make("locomotion", num_levels=5).levels  # sampled anew
-    assert_same(env.levels, jax.tree.map(lambda x: x[:4], more))
+    same(env.levels, jax.tree.map(lambda x: x[:4], more))
     assert len(np.unique(more.circle.position[:, GOAL, 0])) == 5
 
 
@@ -75,23 +72,23 @@ def test_cache(env, tmp_path, monkeypatch):
     def levels():
         return kinetix._cached("x", env.static_params, 4, build)
 
-    assert_same(levels(), env.levels)
-    assert_same(levels(), env.levels)
+    same(levels(), env.levels)
+    same(levels(), env.levels)
     assert len(built) == 1
     (file,) = tmp_path.rglob("*.npz")
     whole = file.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], whole[:5000] + b"????" + whole[5004:]):
         file.write_bytes(damaged)
-        assert_same(levels(), env.levels)
+        same(levels(), env.levels)
     assert len(built) == 4 and file.read_bytes() == whole
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file where the folder should be: works, uncached
-    assert_same(levels(), env.levels)
+    same(levels(), env.levels)
 
 
 def test_reset(env, reset_to):
     for index in (0, 3, 6):
         state, obs = reset_to(jax.random.key(index), index)
-        assert_same(state, jax.tree.map(lambda x, i=index % 4: x[i], env.levels))
+        same(state, jax.tree.map(lambda x, i=index % 4: x[i], env.levels))
         assert obs.shape == env.obs_shape == (515,) and obs.dtype == env.obs_dtype
     states, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 64))
     np.testing.assert_array_equal(
@@ -107,29 +104,15 @@ def test_time_out(step, start):
 
 
 @pytest.mark.parametrize("timestep", [0, 255])
-def test_green_on_blue_is_success(step, start, timestep):
-    state = move(start, start.circle.position[GOAL]).replace(timestep=jnp.int32(timestep))
-    _, obs, reward, terminated, truncated, success = step(state)
-    assert (bool(terminated), bool(truncated), bool(success)) == (True, False, True)
-    assert reward == 1 and np.isfinite(obs).all()
-
-
-@pytest.mark.parametrize("timestep", [0, 255])
-def test_green_on_red_is_failure(step, start, timestep):
-    state = move(start, start.circle.position[GOAL]).replace(timestep=jnp.int32(timestep))
-    state = state.replace(circle_shape_roles=state.circle_shape_roles.at[GOAL].set(3))
-    _, _, reward, terminated, truncated, success = step(state)
-    assert (bool(terminated), bool(truncated), bool(success)) == (True, False, False)
-    assert reward == -1
-
-
-@pytest.mark.parametrize("timestep", [0, 255])
-def test_nan_ends_the_episode_and_stays_inside(step, start, timestep):
-    touching = move(start, start.circle.position[GOAL]).replace(timestep=jnp.int32(timestep))
-    for state in (move(start, jnp.nan), touching.replace(gravity=touching.gravity * jnp.nan)):
+def test_green_on_blue_green_on_red_and_nan_end_the_episode(step, start, timestep):
+    """As a success, a failure, or neither, and what is no number stays inside."""
+    on_blue = move(start, start.circle.position[GOAL]).replace(timestep=jnp.int32(timestep))
+    on_red = on_blue.replace(circle_shape_roles=on_blue.circle_shape_roles.at[GOAL].set(3))
+    nowhere, broken = move(start, jnp.nan), on_blue.replace(gravity=on_blue.gravity * jnp.nan)
+    for state, paid in ((on_blue, 1), (on_red, -1), (nowhere, 0), (broken, 0)):
         _, obs, reward, terminated, truncated, success = step(state)
-        assert (bool(terminated), bool(truncated), bool(success)) == (True, False, False)
-        assert reward == 0 and np.isfinite(obs).all()
+        assert (bool(terminated), bool(truncated), bool(success)) == (True, False, paid == 1)
+        assert reward == paid and np.isfinite(obs).all()
 
 
 def test_dense_reward_pays_for_approaching(step, start):
@@ -154,8 +137,8 @@ def test_random_levels(cache):
     env = kinetix.make("s")
     assert env.num_levels is None and env.obs_shape == (140,)
     reset_to = jax.jit(env.reset_to)
-    one, same, other = (reset_to(jax.random.key(key), index)[1] for key, index in ((0, 3), (1, 3), (0, 4)))
-    np.testing.assert_array_equal(one, same)
+    one, again, other = (reset_to(jax.random.key(key), index)[1] for key, index in ((0, 3), (1, 3), (0, 4)))
+    np.testing.assert_array_equal(one, again)
     assert (one != other).any()
     state, obs = jax.eval_shape(env.reset, jax.random.key(0))
     after = jax.eval_shape(env.step, jax.random.key(0), state, NOTHING)
@@ -213,5 +196,5 @@ def test_evaluation_levels_are_fixed_and_named(cache, monkeypatch):
     assert env.levels.thruster.active[0].sum() == 1 and not env.levels.thruster.active[10:].any()
     assert sampled == [kinetix.SAMPLE_BATCH]  # traced once, for two batches
     again, _ = kinetix.make_evaluation("s", 70)
-    assert_same(env.levels, again.levels)
+    same(env.levels, again.levels)
     assert len(sampled) == 1

@@ -4,36 +4,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import starts
+from conftest import ROOT, starts
 
 from benchmarks import learning, purejaxrl, tasks
 from benchmarks.learning import Args
 from benchmarks.tasks import Row
 
-ROOT = Path(__file__).parents[1]
-STUB = '''
-"""Imitates a training script: its flags, its folder, and what it does with --resume and --evaluate."""
+# Imitates a training script: its flags, its folder, and what it does with --resume and --evaluate.
+STUB = """
 import json, shlex, sys
 from dataclasses import dataclass
 from pathlib import Path
 
-
 @dataclass(frozen=True)
 class Args:
     env_id: str = "good"
-    """Name."""
     speed: int = 2
-    """Hundreds of steps per second."""
     seed: int = 0
-    """Seed."""
     num_devices: int = 0
-    """Devices."""
     num_updates = 4
-
 
 def write(name, value):
     (run / name).write_text(json.dumps(value))
-
 
 if __name__ == "__main__":
     with open("starts", "a") as file:
@@ -56,7 +48,7 @@ if __name__ == "__main__":
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\\\n" for line in lines))
     score = 50 if "--evaluate" in words else 40 + int(words["--seed"])
     write("summary.json", {"updates": 4, "compile_s": 6.5, "eval/episodic_return": {"mean": score}})
-'''.replace("\\\\", "\\")
+""".replace("\\\\", "\\")
 
 
 @pytest.fixture
@@ -71,19 +63,6 @@ def stub(monkeypatch, tmp_path):
     alone = Row("alone", "headline", "Stand", "stub.py", "", seeds=1, alone=True)
     monkeypatch.setattr(learning, "TABLE", {row.name: row for row in (good, bad, alone)})
     return starts
-
-
-def run_of(row, seed, sampled, **changes):
-    """A run as the JSON has it."""
-    machine = {"cpu": "abacus", "cores": 1, "memory_gb": 3}
-    made = {"row": row.name, "command": row.command(seed), "settings": "s", "seed": seed, "commit": "0" * 40}
-    made |= {"date": "2026-11-25T10:00:00+00:00", "machine": machine, "jax": "9", "num_envs": 64, "steps": 10**6}
-    made |= {"sampled": sampled, "greedy": sampled + 1, "seconds": 90.0, "curve": [[1, 30.0, 10.0], [2, 90.0, 40.0]]}
-    return made | changes
-
-
-def stored(*runs):
-    return {(run["row"], run["command"]): run for run in runs}
 
 
 @pytest.mark.slow
@@ -147,8 +126,9 @@ def test_another_default_makes_a_run_anew_and_the_page_does_not_mix_them(stub):
     learning.make(args, [row])
     (run,) = learning.read(args.out).values()
     assert len(stub()) == 4 and run["settings"] == learning.settings(row) != old
-    older = run_of(row, 1, 3.0, settings=old, date="2026-11-24T10:00:00+00:00")
-    assert learning.runs_of(row, stored(run, older)) == [run]
+    older = run | {"seed": 1, "command": row.command(1), "settings": old, "date": "2026-11-24T10:00:00+00:00"}
+    stored = {(each["row"], each["command"]): each for each in (run, older)}
+    assert len(stored) == 2 and learning.runs_of(row, stored) == [run]
 
 
 def test_a_broken_run_is_told_and_goes_on_the_next_time(stub):

@@ -3,23 +3,20 @@
 import json
 import re
 import sys
-from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import dedent
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import start
+from conftest import ROOT, ended, refusal, start
 
 import ppo
 from common import envs
 from common.run import arguments, checkpoints, plots, run as runs
-from common.run.arguments import UsageError
 from common.run.folder import _of_environment
 from common.suites import own
 
-ROOT = Path(__file__).parents[1]
 SMALL = "--num-envs 32 --num-steps 8 --minibatch-size 64 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 32 "
 SMALL += "--plasticity-every 0 --eval-deterministic --total-timesteps"
 
@@ -79,17 +76,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
     return tmp_path
-
-
-def error_of(env_id, kwargs=None):
-    """The line with which a script ends."""
-    with pytest.raises(UsageError) as error:
-        envs.make(env_id, 1, env_kwargs=kwargs)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-# Playing
 
 
 @pytest.mark.slow
@@ -167,9 +153,6 @@ def test_continuous_actions_and_several_choices(here):
     assert envs.make("my_file:Two", 2).action_space == envs.Discrete((2, 3))
 
 
-# Finding it
-
-
 def test_a_file_is_found_in_every_way(here, monkeypatch):
     (here / "some/dir").mkdir(parents=True)
     (here / "beside").mkdir()
@@ -203,18 +186,11 @@ def test_a_file_imports_its_neighbours_and_hides_no_package(here, monkeypatch):
 
 
 def test_the_name_of_a_run_is_one_folder():
-    names = {"/some/dir/my_file.py:MyEnv": "my_file-MyEnv", "kinetix/s/h0": "kinetix-s-h0"}
-    names |= {"gymnasium/ale_py:ALE/Pong-v5": "ale_py-ALE-Pong-v5"}
-    assert {env_id: _of_environment(env_id) for env_id in names} == names
+    assert _of_environment("/some/dir/my_file.py:MyEnv") == "my_file-MyEnv"
+    assert _of_environment("gymnasium/ale_py:ALE/Pong-v5") == "ale_py-ALE-Pong-v5"
 
 
-# Arguments
-
-
-ARGUMENTS = (
-    WALK
-    + NATIVE.replace("class Walk", "class Native")
-    + """
+ARGUMENTS = WALK + NATIVE.replace("class Walk", "class Native") + """
 class Sized(Walk):
     def __init__(self, size, goal=1.0):
         self.size, self.goal = size, goal
@@ -226,8 +202,7 @@ def anything(**kwargs):
     return Sized(**kwargs)
 
 WALK = Walk()
-"""
-)
+"""  # fmt: skip
 
 
 def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
@@ -248,27 +223,31 @@ def test_arguments_reach_the_class_the_function_the_params_and_gymnax(here):
     assert catch.obs_shape == (8, 3)
 
 
-@pytest.mark.parametrize(
-    "env_id, kwargs, said",
-    [
-        ("CartPole-v1", "{size: 8}", ["--env-kwargs {size: 8}: is no JSON", "(Expecting", """'{"size": 8}'"""]),
-        ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
-        ("Pendulum-v1", '{"max_speed": NaN}', ["--env-kwargs", "not JSON compliant"]),
-        ("Pendulum-v1", '{"x": ' + "[" * 9999 + "]" * 9999 + "}", ["--env-kwargs", "is no JSON", "recursion"]),
-        ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
-        ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
-        ("Catch-bsuite", '{"row": 8}', ["takes no row; it takes rows, columns"]),
-        ("kinetix/s", '{"size": 8}', ["--env-kwargs", "kinetix/s takes none"]),
-        ("my_file:Walk", '{"size": 8}', ["--env-kwargs", "Walk takes no size; it takes no arguments"]),
-        ("my_file:Sized", '{"size": 8, "gaol": 1}', ["Sized takes no gaol; it takes size, goal"]),
-        ("my_file:Sized", None, ["--env-id my_file:Sized: Sized(...) with --env-kwargs '{}' raises", "'size'"]),
-        ("my_file:Native", '{"sizes": 8}', ["Native takes no sizes; it takes size"]),
-        ("my_file:anything", '{"nothing": 8}', ["anything(...) with", "raises TypeError", "my_file.py:"]),
-    ],
-)
-def test_bad_arguments_are_one_line(here, env_id, kwargs, said):
+@pytest.mark.parametrize("env_id, kwargs, said", [
+    ("CartPole-v1", "{size: 8}", ["--env-kwargs {size: 8}: is no JSON", "(Expecting", """'{"size": 8}'"""]),
+    ("CartPole-v1", "[8]", ["--env-kwargs [8]: must be a JSON object"]),
+    ("Pendulum-v1", '{"max_speed": NaN}', ["--env-kwargs", "not JSON compliant"]),
+    ("Pendulum-v1", '{"x": ' + "[" * 9999 + "]" * 9999 + "}", ["--env-kwargs", "is no JSON", "recursion"]),
+    ("CartPole-v1", '{"size": 8}', ["takes no size; it takes max_steps_in_episode, gravity"]),
+    ("CartPole-v1", '{"gravity": "x"}', ["--env-kwargs", "step_env", "raises TypeError", "cartpole.py:"]),
+    ("Catch-bsuite", '{"row": 8}', ["takes no row; it takes rows, columns"]),
+    ("kinetix/s", '{"size": 8}', ["--env-kwargs", "kinetix/s takes none"]),
+    ("my_file:Walk", '{"size": 8}', ["--env-kwargs", "Walk takes no size; it takes no arguments"]),
+    ("my_file:Sized", '{"size": 8, "gaol": 1}', ["Sized takes no gaol; it takes size, goal"]),
+    ("my_file:Sized", None, ["--env-id my_file:Sized: Sized(...) with --env-kwargs '{}' raises", "'size'"]),
+    ("my_file:Native", '{"sizes": 8}', ["Native takes no sizes; it takes size"]),
+    ("my_file:anything", '{"nothing": 8}', ["anything(...) with", "raises TypeError", "my_file.py:"]),
+    ("nothing:Walk", None, ["no file nothing.py in", "or beside the script, nor a module nothing; give a path"]),
+    ("json.nothing:Walk", None, ["nor a module json.nothing"]),
+    ("json:Walk", None, ["no Walk in", "json/__init__.py; it has", "dumps"]),
+    ("my_file:", None, ["must be FILE:NAME, such as my_file:MyEnv"]),
+    ("my_file.py", None, ["is a file; say which class in it, my_file.py:MyEnv"]),
+    ("foo/Bar", None, ["no suite 'foo'; there are such as CartPole-v1, kinetix/locomotion, ", " and my_file:MyEnv"]),
+])  # fmt: skip
+def test_bad_arguments_and_what_is_not_found_are_one_line(here, env_id, kwargs, said):
     (here / "my_file.py").write_text(ARGUMENTS)
-    line = error_of(env_id, kwargs)
+    line = refusal(envs.make, env_id, 1, env_kwargs=kwargs)
+    assert line.startswith((f"--env-id {env_id}: ", "--env-kwargs ")), line
     assert all(part in line for part in said), line
 
 
@@ -287,13 +266,11 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
 
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "save_if_due", stopped)
-        with pytest.raises(SystemExit):
-            start(ppo, *flags)
+        assert ended(capsys, ppo, *flags)[0] == 130
     assert json.loads((here / "runs/one/args.json").read_text())["args"]["env_kwargs"] == '{"size": 6}'
     (here / "my_file.py").write_text(ARGUMENTS + "# edited\n")
-    capsys.readouterr()
-    start(ppo, "--resume", "runs/one")
-    assert "another version of my_file.py; its own is runs/one/environment.py" in capsys.readouterr().err
+    *_, said = ended(capsys, ppo, "--resume", "runs/one")
+    assert "another version of my_file.py; its own is runs/one/environment.py" in said
     assert checkpoints.checkpoint_updates(here / "runs/one/checkpoints")[-1] == 2
     again = ["--eval-deterministic", "--num-eval-episodes", 32]
     start(ppo, "--evaluate", "runs/one", "--run-name", "evaluated", *again)
@@ -302,12 +279,7 @@ def test_arguments_and_file_survive_resume_and_evaluate(here, monkeypatch, capsy
     evaluated, trained = (plots.read_lines(here / "runs" / name)[-1] for name in ("evaluated", "one"))
     assert evaluated == trained | {"time": evaluated["time"]}
     (here / "my_file.py").unlink()
-    with pytest.raises(SystemExit):
-        start(ppo, "--evaluate", "runs/one", "--run-name", "lost")
-    assert "no file my_file.py" in capsys.readouterr().err
-
-
-# What is wrong with it
+    assert "no file my_file.py" in ended(capsys, ppo, "--evaluate", "runs/one", "--run-name", "lost")[2]
 
 
 def changed(old, new, code=WALK):
@@ -322,85 +294,60 @@ WITHOUT = {part: re.sub(rf"    def {part}\(.*?\n(?=\n|$)", "", WALK, flags=re.S)
 LINE = 1 + WALK[: WALK.index("def step")].count("\n")
 
 
-@pytest.mark.parametrize(
-    "code, said",
-    [
-        (WITHOUT["step"], ["Walk has no step(key, state, action) -> state, obs, reward,", "docs/environments.md"]),
-        (WITHOUT["reset"], ["Walk has no reset(key) -> state, obs"]),
-        (changed("    action_space = Discrete((2,))", ""), ["no action_space = Discrete"]),
-        (changed(STEP, STEP.replace(", False", "")), ["returns 5 results; must be 6: state, obs, reward, terminated"]),
-        (changed(RESET, RESET + ", {}"), ["reset(key) returns 3 results; must be 2: state, obs"]),
-        (changed(RESET, 'return jax.nn.one_hot(0, 4), {"place": 0}'), ["reset's obs must be one array"]),
-        (changed("one_hot(place, 4)", "one_hot(place, 5)"), ["step's obs is float32 of shape (5,)", "reset's"]),
-        (changed('+ 1}', '+ 1.0}'), ["step's state['time'] is float32 of shape (); must be int32 of shape (), as in"]),
-        (changed('"place": place,', '"place": place[None],'), ["state['place'] is int32 of shape (1,); must be"]),
-        (changed('+ 1}', '+ 1, "x": 0}'), ["step's state is built as {'place': *", "must be {'place': *, 'time': *}"]),
-        (changed("(place == 3) - 0.1", "place"), ["step's reward is int32 of shape (); must be float32 of shape ()"]),
-        (changed("place == 3, state", "1.0, state"), ["step's terminated is float32 of shape (); must be bool of"]),
-        (changed("Discrete((2,))", "Discrete(2)"), ["action_space is Discrete(nvec=2); must be Discrete((n,))"]),
-        (changed("Discrete((2,))", "Box(-1, 1)"), ["action_space is Box(low=-1, high=1)", "high) with arrays"]),
-        (changed(STATE, f"if action[0] > 0: {STATE}"), ["TracerBool", "jnp.where can", f":{LINE + 2})"]),
-        (changed(STATE, "1 / 0"), ["step(key, state, action) ->", "raises ZeroDivision", f"my_file.py:{LINE + 2})"]),
-        (
-            WALK + indent("\ndef reset_to(self, key, level):\n    return {}, jax.nn.one_hot(0, 4)\n", "    "),
-            ["reset_to's (state, obs) is built as ({}, *); must be"],
-        ),
-        ("def Walk(): pass", ["Walk has no action_space"]),
-        ("x = 1\nimport nothing_of_this_name", ["importing my_file.py raises ModuleNotFoundError", "my_file.py:2)"]),
-        ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (my_file.py, line 3)"]),
-        ("class Wlak: pass\ndef make(): pass\nx = 1", ["no Walk in", "my_file.py; it has Wlak, make"]),
-        # gymnax's style
-        (changed("default_params =", "params =", NATIVE), ["Walk has no default_params"]),
-        (changed("def step_env", "def step", NATIVE), ["Walk has no step_env(key, state, action, params) ->"]),
-        (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["info raises ValueError: too"]),
-        (changed("place, state, done - 0.1", "0, place, 0.0", NATIVE), ["step_env's state is built as *; must be {"]),
-        (changed('+ 1}, place', '+ 1.0}, place', NATIVE), ["step_env's state['time'] is float32", "as in reset_env's"]),
-        (changed("spaces.Discrete(2)", "2", NATIVE), ["action_space(params) or", "AttributeError: 'int'"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("code, said", [
+    (WITHOUT["step"], ["Walk has no step(key, state, action) -> state, obs, reward,", "docs/environments.md"]),
+    (WITHOUT["reset"], ["Walk has no reset(key) -> state, obs"]),
+    (changed("    action_space = Discrete((2,))", ""), ["no action_space = Discrete"]),
+    (changed(STEP, STEP.replace(", False", "")), ["returns 5 results; must be 6: state, obs, reward, terminated"]),
+    (changed(RESET, RESET + ", {}"), ["reset(key) returns 3 results; must be 2: state, obs"]),
+    (changed(RESET, 'return jax.nn.one_hot(0, 4), {"place": 0}'), ["reset's obs must be one array"]),
+    (changed("one_hot(place, 4)", "one_hot(place, 5)"), ["step's obs is float32 of shape (5,)", "reset's"]),
+    (changed('+ 1}', '+ 1.0}'), ["step's state['time'] is float32 of shape (); must be int32 of shape (), as in"]),
+    (changed('"place": place,', '"place": place[None],'), ["state['place'] is int32 of shape (1,); must be"]),
+    (changed('+ 1}', '+ 1, "x": 0}'), ["step's state is built as {'place': *", "must be {'place': *, 'time': *}"]),
+    (changed("(place == 3) - 0.1", "place"), ["step's reward is int32 of shape (); must be float32 of shape ()"]),
+    (changed("place == 3, state", "1.0, state"), ["step's terminated is float32 of shape (); must be bool of"]),
+    (changed("Discrete((2,))", "Discrete(2)"), ["action_space is Discrete(nvec=2); must be Discrete((n,))"]),
+    (changed("Discrete((2,))", "Box(-1, 1)"), ["action_space is Box(low=-1, high=1)", "high) with arrays"]),
+    (changed(STATE, f"if action[0] > 0: {STATE}"), ["TracerBool", "jnp.where can", f":{LINE + 2})"]),
+    (changed(STATE, "1 / 0"), ["step(key, state, action) ->", "raises ZeroDivision", f"my_file.py:{LINE + 2})"]),
+    (WALK + "\n    def reset_to(self, key, level):\n        return {}, jax.nn.one_hot(0, 4)\n",
+     ["reset_to's (state, obs) is built as ({}, *); must be"]),
+    ("def Walk(): pass", ["Walk has no action_space"]),
+    ("x = 1\nimport nothing_of_this_name", ["importing my_file.py raises ModuleNotFoundError", "my_file.py:2)"]),
+    ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (my_file.py, line 3)"]),
+    ("class Wlak: pass\ndef make(): pass\nx = 1", ["no Walk in", "my_file.py; it has Wlak, make"]),
+    # gymnax's style
+    (changed("default_params =", "params =", NATIVE), ["Walk has no default_params"]),
+    (changed("def step_env", "def step", NATIVE), ["Walk has no step_env(key, state, action, params) ->"]),
+    (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["info raises ValueError: too"]),
+    (changed("place, state, done - 0.1", "0, place, 0.0", NATIVE), ["step_env's state is built as *; must be {"]),
+    (changed('+ 1}, place', '+ 1.0}, place', NATIVE), ["step_env's state['time'] is float32", "as in reset_env's"]),
+    (changed("spaces.Discrete(2)", "2", NATIVE), ["action_space(params) or", "AttributeError: 'int'"]),
+])  # fmt: skip
 def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
     (here / "my_file.py").write_text(code)
-    line = error_of("my_file:Walk")
+    line = refusal(envs.make, "my_file:Walk", 1)
     assert line.startswith("--env-id my_file:Walk: ") and all(part in line for part in said), line
 
 
-@pytest.mark.parametrize(
-    "env_id, said",
-    [
-        ("nothing:Walk", ["no file nothing.py in", "or beside the script, nor a module nothing; give a path"]),
-        ("json.nothing:Walk", ["nor a module json.nothing"]),
-        ("json:Walk", ["no Walk in", "json/__init__.py; it has", "dumps"]),
-        ("my_file:", ["must be FILE:NAME, such as my_file:MyEnv"]),
-        ("my_file.py", ["is a file; say which class in it, my_file.py:MyEnv"]),
-        ("foo/Bar", ["no suite 'foo'; there are such as CartPole-v1, kinetix/locomotion, ", " and my_file:MyEnv"]),
-    ],
-)
-def test_what_is_not_found_is_one_line(here, env_id, said):
-    line = error_of(env_id)
-    assert line.startswith(f"--env-id {env_id}: ") and all(part in line for part in said), line
-
-
-# docs/environments.md
-
-PAGE = (ROOT / "docs/environments.md").read_text()
-
-
-def test_the_page_is_true(here, monkeypatch):
-    """Its files are whole, its commands work (with fewer steps), and it quotes errors as they are."""
-    grid, walk = re.findall(r"```python\n(.+?)```", PAGE, re.S)
-    said = [line.removeprefix("ppo.py: error: ") for line in PAGE.splitlines() if line.startswith("ppo.py: error: ")]
+def test_the_page_is_true(here):
+    """docs/environments.md: its files are whole, its commands work, and it quotes errors as they are."""
+    page = (ROOT / "docs/environments.md").read_text()
+    grid, walk = re.findall(r"```python\n(.+?)```", page, re.S)
+    said = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
     (here / "my_file.py").write_text(grid)
     gone = ", terminated, truncated, success"
     (here / "five.py").write_text(grid.replace("reward" + gone, "reward, terminated, truncated"))
     (here / "time.py").write_text(grid.replace('["time"] + 1', '["time"] + 1.0'))
     tries = [("five:Grid", None), ("time:Grid", None), ("my_file:Gird", None), ("my_file:Grid", '{"sizes": 8}')]
     for (env_id, kwargs), quoted in zip(tries, said, strict=True):
-        line = error_of(env_id, kwargs)
+        line = refusal(envs.make, env_id, 1, env_kwargs=kwargs)
         line = line.replace(env_id.partition(":")[0] + ":", "my_file:", 1) if not kwargs else line
         assert line.replace(str(here), "/home/me") == quoted
     (here / "walk.py").write_text(walk)
     assert envs.make("walk:Walk", 1, env_kwargs='{"size": 4}').suite.params.size == 4
-    commands = re.findall(r"^python ppo.py (.+)$", PAGE, re.M)
+    commands = re.findall(r"^python ppo.py (.+)$", page, re.M)
     others = "|".join(["--list-envs", *(f"{suite}/" for suite in envs.OPTIONAL)])  # those are in test_suites.py
     commands = [command for command in commands if not re.search(others, command)]
     assert len(commands) == 4

@@ -40,8 +40,7 @@ def more_envs(cell):
 
 
 def score_of(cell, world):
-    """The final score of paper B's runs: with more environments it rises, with longer rollouts less so, with more
-    epochs or a larger learning rate it falls."""
+    """With more environments it rises, with longer rollouts less so; with more epochs or a larger rate it falls."""
     flags, base, envs = dict(cell.flags), base_of(cell), more_envs(cell)
     if world == "flat" or cell.script == "pqn":
         return 0.5
@@ -67,11 +66,10 @@ def lines_of(p, cell, world, seeds):
         flags = dict(cell.flags)
         line = {"update": update, "global_step": update * flags["num_envs"] * flags["num_steps"]}
         line |= {p.performance: (low + (high - low) * score).tolist(), "charts/num_episodes": [10] * len(NOISE[seeds])}
-        sizes = {
-            f"plasticity/{m}": (metric_of(m, cell, world) + NOISE[seeds]).tolist()
-            for m in (*paper_b.NETWORK, *paper_b.POLICY)
-        }
-        yield line | {"outer/update_norm": [1.0] * len(NOISE[seeds])} | sizes
+        line["outer/update_norm"] = [1.0] * len(NOISE[seeds])
+        for metric in (*paper_b.NETWORK, *paper_b.POLICY):
+            line[f"plasticity/{metric}"] = (metric_of(metric, cell, world) + NOISE[seeds]).tolist()
+        yield line
 
 
 @functools.cache
@@ -143,9 +141,6 @@ def test_coverage_is_compared_over_games(monkeypatch, tmp_path):
     assert verdict(found) == "holds" and len(shown.panels) == 3, "\n".join(map(str, found))
 
 
-# Paper A on a GPU
-
-
 def sfl_lines(p, cell, world, seeds):
     """Few environments stand still from the middle on, many climb; large minibatches end low."""
     flags = dict(cell.flags)
@@ -168,12 +163,9 @@ def sfl_lines(p, cell, world, seeds):
         score, speed = (0.3, 1000.0) if world == "flat" else (score, speed)
         noise = NOISE[seeds] / 10
         low, high = p.scale(cell)
-        line |= {
-            p.performance: (low + (high - low) * (score + noise)).tolist(),
-            "outer/update_norm": [1.0] * len(noise),
-        }
+        line |= {p.performance: (low + (high - low) * (score + noise)).tolist(), "time": update / speed * 1000}
         line |= {paper_a_gpu.HAND_DESIGNED: (score + noise).tolist(), "charts/SPS": (speed + 100 * noise).tolist()}
-        yield line | {"time": update / speed * 1000}
+        yield line | {"outer/update_norm": [1.0] * len(noise)}
 
 
 @pytest.mark.parametrize("name", paper_a_gpu.FIGURES)

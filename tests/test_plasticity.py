@@ -29,8 +29,7 @@ OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_srank", "
 
 
 class Walk(Toy):
-    """Time goes on, for ever, in a place of its own; the reward depends on the place and the action. An observation
-    tells all there is to know about a transition."""
+    """Time goes on, for ever, in a place of its own, which is rewarded, and so is the action. Observations tell all."""
 
     obs_shape = (3,)
 
@@ -53,21 +52,14 @@ def built(script, **flags):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, "make", lambda env_id, num_envs, *_, **__: envs.VectorEnv(Walk(), num_envs))
         args, _, network, init, step, measure, keys = script.build(script.Args(**FLAGS | chosen | flags))
-    # Within another jit the state is not donated: it is looked at again.
-    return SimpleNamespace(
-        script=script, args=args, network=network, init=init, step=jax.jit(step), measure=measure, keys=keys
-    )
+    step = jax.jit(step)  # within another jit the state is not donated: it is looked at again
+    return SimpleNamespace(script=script, args=args, network=network, init=init, step=step, measure=measure, keys=keys)
 
 
 @pytest.fixture(scope="module", params=(ppo, pqn))
-def script(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def trained(script):
-    """Three updates on 8 devices with samples of 64 transitions: the states before, between and after, the samples, and
-    the rows on which each is measured."""
+def trained(request):
+    """Three updates on 8 devices, samples of 64 transitions: all states and samples, and the rows that are measured."""
+    script = request.param
     training = built(script, num_devices=8)
     training.states, training.samples, training.rows = [training.init(training.keys)], [], []
     gather = on_devices(partial(gather_rows, size=64), 8, P(None, "device"))
@@ -82,19 +74,6 @@ def trained(script):
     return training
 
 
-# What is measured on it
-
-
-def on_host(training):
-    """The learner after the last update and its rows, as one device would have them."""
-    return jax.device_get((training.states[-1].learner, training.rows[-1]))
-
-
-def sample_of(script, rows, stats):
-    """As the sample of an update of one chunk on one device, the third of five."""
-    return script.Sample(jax.tree.map(lambda x: x[None], rows), stats, None if script is pqn else BONUS)
-
-
 def test_all_is_measured_and_dormant_tau_is_handed_on(trained):
     names = MEASURED | (set() if trained.script is pqn else OF_A_POLICY)
     assert trained.values.keys() == {f"plasticity/{name}" for name in names}
@@ -105,10 +84,8 @@ def test_all_is_measured_and_dormant_tau_is_handed_on(trained):
 def test_effective_sample_size_is_100_until_the_policy_moves(trained):
     if trained.script is pqn:
         pytest.skip("its behaviour is another policy than the one that it learns")
-    sizes = [
-        trained.measure(state.learner, trained.samples[-1])["plasticity/effective_sample_size"]
-        for state in (trained.states[-2], trained.states[-1])
-    ]
+    measured = [trained.measure(state.learner, trained.samples[-1]) for state in trained.states[-2:]]
+    sizes = [values["plasticity/effective_sample_size"] for values in measured]
     dist, _ = trained.network.apply(trained.states[-1].learner.params, trained.rows[-1].obs)
     action, log_prob = (np.asarray(x) for x in (trained.rows[-1].action, trained.rows[-1].log_prob))
     weights = np.asarray(jax.nn.softmax(dist.logits), np.float64)[np.arange(64), action[:, 0]] / np.exp(log_prob)
@@ -129,22 +106,16 @@ def test_normalised_observations_are_measured_as_the_loss_saw_them():
         assert size == pytest.approx(100, abs=1e-3)
 
 
-def gradient_of_the_loss(training, learner):
-    """part -> the gradient of the script's own loss on it."""
-    script, args = training.script, training.args
-    forward = partial(script.forward, args, training.network, learner.obs_stats)
-    loss = partial(pqn.q_loss, forward) if script is pqn else partial(ppo.ppo_loss, args, forward, bonus=BONUS)
-    return jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
-
-
 def test_gradients_are_those_of_the_loss_on_the_sample(trained):
-    """Of the whole sample the kurtosis; of its eighths the sample covariance. Advantages are those of the whole sample,
-    standardised."""
-    learner, rows = on_host(trained)
+    """Of the whole sample, with advantages standardised over it, the kurtosis; of its eighths the sample covariance."""
+    learner, rows = jax.device_get((trained.states[-1].learner, trained.rows[-1]))  # as one device would have them
     if trained.script is not pqn:
         advantage = np.asarray(rows.advantage, np.float64)
         rows = rows._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
-    gradient = gradient_of_the_loss(trained, learner)
+    forward = partial(trained.script.forward, trained.args, trained.network, learner.obs_stats)
+    loss = partial(ppo.ppo_loss, trained.args, forward, bonus=BONUS)
+    loss = partial(pqn.q_loss, forward) if trained.script is pqn else loss
+    gradient = jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
     flat = lambda grads: np.concatenate([np.ravel(g) for g in jax.tree.leaves(grads)]).astype(np.float64)  # noqa: E731
     whole = flat(gradient(rows))
     kurtosis = scipy.stats.kurtosis(np.log(np.abs(whole) + 1e-8), fisher=False)
@@ -154,9 +125,6 @@ def test_gradients_are_those_of_the_loss_on_the_sample(trained):
     between = eighths.var(0, ddof=1).sum()
     assert trained.values["plasticity/gradient_noise"] == pytest.approx(8 * between, rel=1e-2)
     assert trained.values["plasticity/gradient_signal"] == pytest.approx((whole**2).sum() - between / 8, rel=1e-2)
-
-
-# Hidden layers
 
 
 @pytest.mark.parametrize("script", [ppo, pqn])
@@ -170,7 +138,8 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
     # No unit is dead by chance: of what is not negative the sum is not either.
     params = jax.tree.map(jnp.abs, jax.jit(network.init)(jax.random.key(1), obs))["params"]
     measure = on_devices(partial(script.measure_plasticity, args, network))
-    sample = sample_of(script, script.Batch(pack(obs), action, *numbers), stats)
+    rows = jax.tree.map(lambda x: x[None], script.Batch(pack(obs), action, *numbers))  # of one chunk
+    sample = script.Sample(rows, stats, None if script is pqn else BONUS)
 
     def shares(params):
         """Of the critic's encoder, if there is one, and of the other."""
@@ -186,9 +155,6 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
             dead = {key: x.at[..., 2].set(-1.0 if key == "bias" else 0.0) for key, x in own[name].items()}
             changed = {encoder: own | {name: dead}} if encoder else {name: dead}
             assert shares(params | changed) == pytest.approx([(j == i) / 30 for j in range(len(encoders))])
-
-
-# Whole runs
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_runs import Args
 
 from common.run import plots
@@ -44,18 +45,10 @@ def test_odd_lines_are_left_out(tmp_path):
     path = make_run(tmp_path, "a", seeds=2)
     whole = plots.read_lines(path)
     text = (path / "metrics.jsonl").read_text().splitlines()
-    odd = [
-        '{"update": 7}',
-        '{"update": "x", "global_step": 3}',
-        '{"update": 7, "global_step": 3, "outer/kl": "x"}',
-        '{"update": 7, "global_step": 3, "time": null}',
-        "[1]",
-        "null",
-        '{"update": 3, "glo',
-        f'{{"update": 7, "global_step": 3, "outer/kl": {"1" * 5000}}}',  # more digits than Python reads
-        f'{{"update": 7, "global_step": 3, "outer/kl": {"[" * 10**5 + "]" * 10**5}}}',  # deeper than it reads
-        "\x00",
-    ]
+    kl = '{"update": 7, "global_step": 3, "outer/kl": '
+    odd = ['{"update": 7}', '{"update": "x", "global_step": 3}', '{"update": 7, "global_step": 3, "time": null}']
+    odd += ["[1]", "null", '{"update": 3, "glo', "\x00", f'{kl}"x"}}']
+    odd += [f"{kl}{'1' * 5000}}}", f"{kl}{'[' * 10**5 + ']' * 10**5}}}"]  # more digits than Python reads, and deeper
     (path / "metrics.jsonl").write_text("\n".join([*text[:50], *odd, *text[50:]]) + "\n")
     assert plots.read_lines(path) == whole
     assert plots.draw([path], tmp_path / "a.png") and plots.summarize(path)["final_kl"]["mean"] > 0
@@ -69,7 +62,7 @@ def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line
     with open(Path(absurd[0]) / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"update": 201, "global_step": 10**400, "charts/episodic_return": [1.0] * 3}) + "\n")
     command = [sys.executable, "-m", "common.run.plots", *runs, "--keys", "charts/SPS", "outer/kl", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout == f"{out}\n", done.stderr
     height, width, _ = matplotlib.image.imread(out).shape
     assert width > 1.5 * height > 600

@@ -24,15 +24,6 @@ ARGS = ppo_ewma.Args(
 ONLY_POLICY = replace(ARGS, vf_coef=0.0, ent_coef=0.0)
 
 
-def of_ppo(args):
-    """The same flags for ppo.py."""
-    own = {"com", "ewma_debias", "max_importance_ratio"}
-    return ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
-
-
-# The loss
-
-
 def loss_of(args, now, proximal, acted, advantage):
     """ppo_loss of transitions whose action 0 has these probabilities under the three policies."""
     now, proximal, acted, advantage = (jnp.asarray(x, jnp.float32) for x in (now, proximal, acted, advantage))
@@ -108,9 +99,6 @@ def test_metrics_by_hand():
     assert loss == pytest.approx(expected["losses/policy_loss"] - 0.1 * np.mean(entropy), rel=1e-5)
 
 
-# The inner loop
-
-
 def optimise(args, network, params, batch, learning_rate=0.01):
     """From a fresh learner: the proximal policy is the policy."""
     proximal = ppo_ewma.Proximal(params, jnp.ones(()))
@@ -131,15 +119,14 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
     frozen, metrics = optimise(args, network, params, batch, 0.1)
     learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
-    run = lambda learner, batch: ppo.optimise(of_ppo(args), network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    own = {"com", "ewma_debias", "max_importance_ratio"}
+    theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
+    run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
     expected, expected_metrics = on_devices(run)(learner, batch)
     assert expected_metrics["losses/clipfrac"] > 0.1
     leaves_close(frozen.params, expected.params, rtol=1e-5, atol=1e-5)
     leaves_close({name: metrics[name] for name in expected_metrics}, expected_metrics, rtol=1e-3, atol=1e-4)
     same(frozen.proximal.params, params)
-
-
-# The proximal policy
 
 
 def average(history, com, debias):
@@ -181,9 +168,8 @@ def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch
     for n, (_, proximal) in enumerate(seen):
         np.testing.assert_allclose(proximal, average(history[: n + 1], 4.0, False), rtol=1e-4, atol=1e-6)
     assert max(abs(history[8] - seen[8][1])) > 1e-3  # not reset to the policy where the second update begins
-    newest, proximal = (
-        jax.flatten_util.ravel_pytree(x)[0] for x in (states[2].learner.params, states[2].learner.proximal.params)
-    )
+    last = states[2].learner
+    newest, proximal = (jax.flatten_util.ravel_pytree(x)[0] for x in (last.params, last.proximal.params))
     np.testing.assert_allclose(proximal, average([*history, newest], 4.0, False), rtol=1e-4, atol=1e-6)
 
 
@@ -198,10 +184,8 @@ def test_the_average_goes_on_over_updates_and_chunks_and_for_each_seed(monkeypat
     moved = np.concatenate([[0.0], -0.1 * np.cumsum(steps)])
     for number, state in ((0, states[0]), (8, states[1]), (16, states[2])):
         learner = state.learner
-        for delta, tree in (
-            (moved[number], learner.params),
-            (average(moved[: number + 1], com, debias), learner.proximal.params),
-        ):
+        averaged = average(moved[: number + 1], com, debias)
+        for delta, tree in ((moved[number], learner.params), (averaged, learner.proximal.params)):
             expected = jax.tree.map(lambda x, delta=delta: np.asarray(x, np.float64) + delta, states[0].learner.params)
             leaves_close(tree, expected, rtol=1e-4, atol=1e-5)
         weight = sum((com / (1 + com)) ** k for k in range(number + 1))

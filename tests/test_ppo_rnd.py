@@ -28,8 +28,7 @@ NOISE = Noise(Discrete((3,)))
 
 
 class Recorded:
-    """Two updates of two chunks on Noise, whose episodes end at about every fifth step in either way: what each chunk's
-    rollout gave and what the inner loop got, in order."""
+    """Two updates of two chunks on Noise: what each chunk's rollout gave and what the inner loop got, in order."""
 
     def __init__(self):
         self.rollouts, self.batches, rollout, optimise = [], [], ppo_rnd.rollout, ppo_rnd.optimise
@@ -61,17 +60,13 @@ def recorded():
     return Recorded()
 
 
-# The intrinsic reward
-
-
 def discounted(rewards, gamma):
     """The discounted sum of the rewards [T] so far, at each time."""
     return [sum(gamma ** (t - s) * rewards[s] for s in range(t + 1)) for t in range(len(rewards))]
 
 
 def normalised_rewards(recorded):
-    """Each chunk's rollouts' novelty [T, N], divided by the standard deviation of all returns so far. -> that, and the
-    returns at the end [chunk][n]."""
+    """-> each rollout's novelty [T, N] over the deviation of all returns so far, the returns at the end [chunk][n]."""
     streams, returns, found, ends = [[[] for _ in range(4)] for _ in range(2)], [], [], [[0] * 4 for _ in range(2)]
     for i, (t, _) in enumerate(recorded.rollouts):
         chunk = i % 2
@@ -85,9 +80,8 @@ def normalised_rewards(recorded):
 
 
 def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_weights(recorded):
-    """Intrinsic rewards are divided by the deviation of their discounted sums over time, by a double loop over the time
-    of each environment from the run's first step: over the ends of episodes, over chunks and updates. So are their
-    returns, while the extrinsic ones end with the episode."""
+    """Intrinsic rewards are divided by the deviation of their discounted sums, in a double loop over time from the
+    first step: over episodes, chunks and updates. So go their returns; the extrinsic ones end with the episode."""
     assert all((t.terminated | t.truncated).any() for t, _ in recorded.rollouts)
     rewards, ends = normalised_rewards(recorded)
     assert max(reward.max() for reward in rewards) < 10
@@ -105,8 +99,7 @@ def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_wei
 
 
 def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monkeypatch):
-    """Counters show their time and their id. The error of the stub tells which observation it is of. Where an episode
-    ends, it is the observation before the reset."""
+    """The error of the stub tells which observation of a Counter it is of. At an end it is that before the reset."""
     learned, rolled, rollout = [], [], ppo_rnd.rollout
 
     def spy(*given):
@@ -152,9 +145,6 @@ def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, shar
     assert set.union(*epochs) <= {tuple(row) for row in np.asarray(batch.next_obs)}
 
 
-# The predictor
-
-
 @cache
 def inputs():
     """-> a batch of whatever, a fresh learner, the network."""
@@ -178,6 +168,10 @@ def optimise(args, network, learner, batch):
     return on_devices(run)(learner, batch)
 
 
+def error_of(rnd, obs):
+    return ppo_rnd.prediction_error(ARGS, rnd, rnd.predictor, np.asarray(obs, np.float32))
+
+
 def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     rng = np.random.default_rng(1)
     here, there = (np.float32(place) + 0.2 * rng.normal(size=(64, 3)).astype(np.float32) for place in (-1.5, 1.5))
@@ -185,9 +179,7 @@ def test_the_error_falls_where_the_predictor_has_been_and_not_elsewhere():
     batch = batch._replace(next_obs=here)
     args = replace(ARGS, update_epochs=50, update_proportion=1.0)
     after, metrics = optimise(args, network, learner, batch)
-    error = lambda obs, learner: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, learner.rnd, learner.rnd.predictor, obs
-    ).mean()
+    error = lambda obs, learner: error_of(learner.rnd, obs).mean()  # noqa: E731
     assert error(here, after) < 0.02 * error(here, learner) and error(there, after) > 0.5 * error(there, learner)
     assert error(here, after) < metrics["rnd/loss"] < error(here, learner)
     same(after.rnd.target, learner.rnd.target)
@@ -198,12 +190,9 @@ def test_observations_are_normalised_by_their_own_statistics_and_clipped_at_5():
     mean, std = np.float32([3, -2, 50]), np.float32([2, 0.5, 30])
     stats = statistics.RunningStats(mean, std**2, np.float32(10))
     shifted = learner.rnd._replace(obs_stats=stats)
-    error = lambda rnd, obs: ppo_rnd.prediction_error(  # noqa: E731
-        ARGS, rnd, rnd.predictor, np.asarray(obs, np.float32)
-    )
     z = np.random.default_rng(0).normal(size=(9, 3))
-    np.testing.assert_allclose(error(shifted, mean + std * z), error(learner.rnd, z), rtol=1e-3)
-    at, beyond, inside = (error(shifted, mean + std * np.full((1, 3), z)) for z in (5.0, 9.0, 4.5))
+    np.testing.assert_allclose(error_of(shifted, mean + std * z), error_of(learner.rnd, z), rtol=1e-3)
+    at, beyond, inside = (error_of(shifted, mean + std * np.full((1, 3), z)) for z in (5.0, 9.0, 4.5))
     np.testing.assert_allclose(at, beyond, rtol=1e-4)
     assert abs(at - inside) > 1e-3 * at
 
@@ -229,9 +218,6 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     assert differ(ours.params, states[0].learner.params)
     assert differ(ours.rnd.predictor, states[0].learner.rnd.predictor)
     same(ours.rnd.target, states[0].learner.rnd.target)
-
-
-# Whole updates
 
 
 def test_random_play_before_training_gives_the_first_statistics():

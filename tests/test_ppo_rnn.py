@@ -4,20 +4,20 @@ The answers are those of a loop in NumPy over environments and steps, which find
 observations, and of environments whose every observation says where it belongs.
 """
 
+from collections import namedtuple
 from dataclasses import replace
-from typing import NamedTuple
+from fnmatch import fnmatch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Noise, Toy, Training, build, differ, on_devices, same
+from conftest import Noise, Toy, Training, build, differ, on_devices, refusal, same
 
 import ppo_rnn
 from common import envs, evaluation
 from common.actions import Discrete
 from common.run import plots
-from common.run.arguments import UsageError
 
 pytestmark = pytest.mark.slow  # to compile
 STEPS, ENVS = 12, 16  # of the rollouts that are compared with NumPy
@@ -30,13 +30,6 @@ ARGS = ppo_rnn.Args(
 def having(**flags):
     """ARGS with these flags, and with what follows from them."""
     return replace(ARGS, **{"num_minibatches": None, "sequence_length": None} | flags)
-
-
-KINDS = {  # cell, shared encoder, sequence length
-    "gru-3": ("gru", False, 3),
-    "gru-12": ("gru", True, 12),
-    "lstm-4": ("lstm", False, 4),
-}
 
 
 class Odd(Toy):
@@ -66,9 +59,6 @@ def opinionated(params):
     params["params"]["actor"]["kernel"] *= 100.0
     keys = iter(jax.random.split(jax.random.key(7), 99))
     return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape) if x.ndim == 1 else x, params)
-
-
-# Whole rollouts against NumPy
 
 
 def sigmoid(x):
@@ -148,10 +138,10 @@ def by_steps(args, params, rollouts):
     return found, states, after
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[("gru", False, 3), ("gru", True, 12), ("lstm", False, 4)])
 def played(request):
     """Two rollouts, one after the other, of Odd; all sequences in a random order; what the network makes of them."""
-    cell, shared, length = KINDS[request.param]
+    cell, shared, length = request.param
     args = having(cell=cell, shared_encoder=shared, sequence_length=length)
     env, network = envs.VectorEnv(Odd(), ENVS), ppo_rnn.ActorCritic(args, Odd.action_space)
 
@@ -189,26 +179,20 @@ def test_rollouts_are_those_of_numpy_step_by_step(played):
         np.testing.assert_allclose(np.concatenate([getattr(t, name) for t in ts]), expected, atol=2e-5)
     np.testing.assert_allclose([last for *_, last, _ in rollouts], after, atol=2e-5)
     first = np.arange(0, 2 * STEPS, args.sequence_length)
-    stored = np.concatenate(
-        [np.concatenate(jax.tree.leaves(s), -1) for _, _, s, *_ in rollouts]
-    )  # [T / L, N, all cells]
+    stored = np.concatenate([np.concatenate(jax.tree.leaves(s), -1) for _, _, s, *_ in rollouts])  # [T / L, N, cells]
     carried = ~reset[first]
     assert abs(states[first][carried]).max() > 0.1
     np.testing.assert_allclose(stored[carried], states[first][carried], atol=2e-5)
 
 
 def test_sequences_from_stored_states_repeat_the_rollout(played):
-    """Every ratio is 1 to float accuracy, at every length, with resets at every place of a sequence; and with another
-    order of the sequences nothing but the order changes."""
+    """Every ratio is 1 to float accuracy, with resets at every place of a sequence, whatever the sequences' order."""
     args, _, rollouts, minibatch, log_prob, value = played
     assert minibatch.cells.reset.reshape(-1, args.sequence_length).any(0).all()
     np.testing.assert_allclose(np.exp(log_prob - minibatch.log_prob), 1, atol=3e-6)
     np.testing.assert_allclose(value, minibatch.value, atol=3e-6)
     assert differ(minibatch.log_prob, rollouts[1][1].log_prob.ravel())  # shuffled
     same(np.sort(minibatch.log_prob), np.sort(rollouts[1][1].log_prob.ravel()))
-
-
-# One sequence
 
 
 def test_nothing_passes_the_border_of_an_episode():
@@ -238,9 +222,6 @@ def test_nothing_passes_the_border_of_an_episode():
             assert all((np.asarray(x[i, step]) != 0).any() == begins for x in jax.tree.leaves(to_state))
 
 
-# Whole updates
-
-
 @pytest.fixture(scope="module")
 def frozen():
     """Nothing is learned, on observations that are normalised by statistics that change."""
@@ -255,8 +236,7 @@ def with_opinions(state):
 
 
 def test_an_update_without_learning_leaves_every_ratio_at_1(frozen):
-    """In all epochs, minibatches and chunks, for three updates: states go on from rollout to rollout, and the loss sees
-    what the behaviour policy saw."""
+    """For three updates: states go on from rollout to rollout, and the loss sees what the behaviour policy saw."""
     states, metrics, _ = frozen.run(3, change=with_opinions)
     for row in metrics:
         assert abs(row["losses/approx_kl"]) < 1e-6 and row["losses/clipfrac"] == 0 and abs(row["outer/kl"]) < 1e-6
@@ -272,9 +252,6 @@ def test_gradients_are_compared_between_sequences_that_are_longer_than_the_sampl
     states, _, samples = frozen.run(1)
     measured = frozen.measured(states[-1].learner, samples[-1])
     assert measured["plasticity/gradient_noise"] > 0 and np.isfinite(measured["plasticity/gradient_signal"])
-
-
-# A task that needs a memory
 
 
 class Recall(Toy):
@@ -294,11 +271,6 @@ class Recall(Toy):
         right = jnp.where(action[0] == bit, 1.0, -1.0)
         reward, time = jnp.where(time == 2, right, 0.0), time + 1
         return (time, bit), self.observe(time, bit), reward, time == 3, jnp.bool_(False), jnp.bool_(False)
-
-
-class Seen(NamedTuple):
-    bit: jax.Array
-    reset: jax.Array
 
 
 class TwoLives:
@@ -321,6 +293,7 @@ def test_a_memory_ends_with_a_life_in_an_evaluation_as_in_training():
         return count[:, None], memory._replace(bit=count)
 
     nothing = envs.Episode(*(jnp.zeros(1, dtype) for dtype in (bool, jnp.int32, jnp.float32, bool)))
+    Seen = namedtuple("Seen", "bit reset")
     memory, start = Seen(jnp.zeros(1), jnp.ones(1, bool)), (jnp.int32(0), jnp.zeros(1))
     game = evaluation.Game(jax.random.key(0), jnp.int32(0), start, jnp.zeros((1, 1)), memory, nothing)
     assert evaluation.go_on(TwoLives(), act, game, 10).first.total_reward == 2
@@ -340,26 +313,10 @@ def test_learns_what_only_a_memory_can_know(monkeypatch, tmp_path):
     assert returns[-1] > 0.95 and evaluated == [1]
 
 
-LENGTH = "--sequence-length {}: does not divide --num-steps {} and --minibatch-size {}; {} would"
-
-
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        (dict(sequence_length=5), LENGTH.format(5, 12, 48, "4 or 6")),
-        (dict(minibatch_size=8), LENGTH.format(12, 12, 8, 4)),
-        (
-            dict(sequence_length=24, num_envs=2048, num_steps=32, minibatch_size=None, total_timesteps=2**20),
-            LENGTH.format(24, 32, 2048, "16 or 32"),
-        ),
-        (
-            {"sequence_length": 12, "num_devices": 8},
-            "--num-devices 8: does not divide --num-envs / --num-rollout-chunks and "
-            "--minibatch-size / --sequence-length, 8 and 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    (dict(sequence_length=5), "--sequence-length 5: * --num-steps 12 and --minibatch-size 48; 4 or 6 would*"),
+    (dict(minibatch_size=8), "--sequence-length 12: * --num-steps 12 and --minibatch-size 8; 4 would*"),
+    (dict(num_devices=8), "--num-devices 8: * --num-envs / * and --minibatch-size / --sequence-length, 8 and 4*"),
+])  # fmt: skip
 def test_what_cannot_work_is_one_line(flags, said):
-    with pytest.raises(UsageError) as error:
-        build(ppo_rnn, Odd(), having(**flags))
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+    assert fnmatch(refusal(lambda: build(ppo_rnn, Odd(), having(**flags))), said)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,14 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import metrics_of, same
+from conftest import ROOT, metrics_of, refusal, same, wait_for
 
 from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.command import SIGNALS, Diverged, main as run_main
-
-ROOT = Path(__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +66,19 @@ def step(state):
 
 
 class Player:
-    """Scores of no player at all. signal_at: an update in whose evaluation there is a signal."""
+    """Scores of no player at all. during(update): what happens in the evaluation."""
 
-    def __init__(self, signal_at=None):
-        self.asked, self.signal_at = [], signal_at
+    def __init__(self, during=lambda update: None):
+        self.asked, self.during = [], during
 
     def scores(self, learner, update, given_up):
         self.asked.append(update)
-        if update == self.signal_at:
-            os.kill(os.getpid(), signal.SIGINT)
+        self.during(update)
         return None if given_up() else {"eval/episodic_return": np.float32(update)}
 
 
 def train(args, stop_after=None, player=None, signals=()):
-    """The loop as the scripts write it. `stop_after` kills the process, as far as the files show. signals: sent one
-    after the other in update 3."""
+    """The loop as the scripts write it. `stop_after` kills the process, as far as files show; signals: in update 3."""
     args = runs.begin(args, __file__)
     run = runs.Run(args, __file__)
     state = run.restore(initial_state())
@@ -111,12 +106,13 @@ def run_of(args, num_updates, steps_per_update=1, **changed):
     return run
 
 
-def go(run, rows, state=None, ends=True):
-    """Log these metrics, one row per update, and save."""
+def go(run, rows, ends=True, then=lambda update: None):
+    """Log these metrics, one row per update, save, and do what comes then."""
     with run:
         for update, row in enumerate(rows, run.done + 1):
             run.log(update, row)
-            run.save_if_due(update, initial_state() if state is None else state)
+            run.save_if_due(update, initial_state())
+            then(update)
     if ends:
         run.finish()
     return run.path
@@ -172,18 +168,16 @@ def test_folder_holds_what_is_needed_to_repeat_the_run(args):
 
 
 def test_usage_errors_of_the_folder(args, tmp_path):
-    named = dataclasses.replace(args, run_name="mine")
+    named, outside = (dataclasses.replace(args, run_name=name) for name in ("mine", "../mine"))
     path = runs.Run(named, __file__).path
-    for refuse in (runs.begin, runs.Run):  # also where another one makes it in between
-        with pytest.raises(UsageError, match=rf"--run-name mine: {path} exists.*--resume {path}"):
-            refuse(named, __file__)
-    with pytest.raises(UsageError, match=r"--run-name '../mine': must be a plain folder name"):
-        runs.begin(dataclasses.replace(args, run_name="../mine"), __file__)
     (tmp_path / "file").write_text("")
-    for folder in ("file", "file/below", "x" * 300):
-        for refuse in (runs.begin, runs.Run):
-            with pytest.raises(UsageError, match=rf"--runs-dir .*{folder}.*cannot make"):
-                refuse(dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__)
+    for function in (runs.begin, runs.Run):  # also where another one makes it in between
+        said = refusal(function, named, __file__)
+        assert f"--run-name mine: {path} exists" in said and f"--resume {path}" in said
+        for folder in ("file", "file/below", "x" * 300):
+            said = refusal(function, dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__)
+            assert said.startswith("--runs-dir ") and folder in said and "cannot make" in said
+    assert "--run-name '../mine': must be a plain folder name" in refusal(runs.begin, outside, __file__)
 
 
 def test_usage_errors_of_resume(args, tmp_path):
@@ -231,20 +225,21 @@ def test_a_signal_saves_and_ends_with_its_code(heard, args, capfd, signals):
 
 def test_a_second_ctrl_c_ends_a_run_at_once(heard, args, monkeypatch, capsys):
     """In the middle of an update, whatever is not saved then."""
+    begun = []
+
+    def train_interrupted(args):
+        with runs.Run(args, __file__) as run:
+            for update in run.updates():
+                begun.append(update)
+                os.kill(os.getpid(), signal.SIGINT)
+                begun.append("stopping")
+                os.kill(os.getpid(), signal.SIGINT)
+                pytest.fail("goes on")
+
     monkeypatch.setattr(sys, "argv", ["toy.py", "--runs-dir", args.runs_dir])
     with pytest.raises(SystemExit) as end:
-        run_main(functools.partial(train_interrupted, []), Args)
+        run_main(train_interrupted, Args)
     assert end.value.code == 130 and capsys.readouterr().err.endswith("toy.py: interrupted\n")
-
-
-def train_interrupted(begun, args):
-    with runs.Run(args, __file__) as run:
-        for update in run.updates():
-            begun.append(update)
-            os.kill(os.getpid(), signal.SIGINT)
-            begun.append("stopping")
-            os.kill(os.getpid(), signal.SIGINT)
-            pytest.fail("goes on")
     assert begun == [1, "stopping"]
 
 
@@ -297,8 +292,7 @@ def test_one_process_at_a_time_is_at_work_on_a_run(tmp_path):
     command = [sys.executable, "toy.py", "--runs-dir", "runs", "--run-name", "x", "--checkpoint-every", "5", "100000"]
     process, path = subprocess.Popen(command, cwd=tmp_path), tmp_path / "runs/x"
     try:
-        while process.poll() is None and not checkpoint_updates(path / "checkpoints"):
-            time.sleep(0.05)
+        wait_for(lambda: checkpoint_updates(path / "checkpoints") or process.poll() is not None)
         with pytest.raises(UsageError, match=f"--resume {path}: another process is at work on this run"):
             train(Args(resume=str(path)))
     finally:
@@ -307,40 +301,27 @@ def test_one_process_at_a_time_is_at_work_on_a_run(tmp_path):
     train(Args(resume=str(path)), stop_after=updates_of(path)[-1] + 3)
 
 
-GONE_AWAY = {  # readers of stdout and stderr, by what a shell does to a process
-    "after_a_line": "(python toy.py --runs-dir runs --run-name x 60 2>&1; echo $? > code) | head -n 1",
-    "at_once": "python toy.py --runs-dir runs --run-name x 60 >&- 2>&-; echo $? > code",
-    "full": "python toy.py --runs-dir runs --run-name x 60 > /dev/full 2> /dev/full; echo $? > code",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", GONE_AWAY)
-def test_a_run_outlives_its_readers(tmp_path, how):
+@pytest.mark.parametrize("line", [
+    "(RUN 2>&1; echo $? > code) | head -n 1",  # who goes away after a line
+    "RUN >&- 2>&-; echo $? > code",  # at once
+    "RUN > /dev/full 2> /dev/full; echo $? > code",
+])  # fmt: skip
+def test_a_run_outlives_its_readers(tmp_path, line):
     (tmp_path / "toy.py").write_text(TOY)
-    line = GONE_AWAY[how].replace("python", sys.executable)
-    subprocess.run(["sh", "-c", line], cwd=tmp_path, timeout=120, capture_output=how == "after_a_line")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "code").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    shell = ["sh", "-c", line.replace("RUN", f"{sys.executable} toy.py --runs-dir runs --run-name x 60")]
+    subprocess.run(shell, cwd=tmp_path, timeout=120, capture_output="head" in line)
+    wait_for((tmp_path / "code").exists)
     assert (tmp_path / "code").read_text() == "0\n"
     assert checkpoint_updates(tmp_path / "runs/x/checkpoints") == [60]
     assert updates_of(tmp_path / "runs/x") == list(range(1, 61)) and plots.finished(tmp_path / "runs/x")
 
 
-SPEAK = """
-import sys
-from common.run.tracking import guard_output
-guard_output()
-for _ in range(100):
-    print("η 0.5", flush=True)
-    print("η 0.5", file=sys.stderr)
-"""
-
-
 def test_a_letter_that_a_streams_encoding_lacks_is_escaped():
+    speak = "import sys\nfrom common.run.tracking import guard_output\nguard_output()\n"
+    speak += "for _ in range(100):\n    print('η 0.5', flush=True)\n    print('η 0.5', file=sys.stderr)"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SPEAK], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", speak], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == "\\u03b7 0.5\n" * 100
 
 
@@ -387,22 +368,21 @@ def test_an_evaluation_that_a_kill_left_undone_is_made_when_the_run_goes_on(args
     assert metrics_of(path) == metrics_of(expected) and plots.finished(path)
 
 
-@pytest.mark.parametrize(
-    "at, every, saved, lacking",
-    [(10, 5, 10, [10]), (5, 10, 6, [10])],  # in the last, update 5 is not saved: it is evaluated
-)
-def test_a_signal_ends_an_evaluation_that_resume_makes(heard, args, at, every, saved, lacking):
+@pytest.mark.parametrize("at, every, saved", [(10, 5, 10), (5, 10, 6)])
+def test_a_signal_ends_an_evaluation_that_resume_makes(heard, args, at, every, saved):
+    """In the last, update 5 is not saved: it is evaluated."""
     args = dataclasses.replace(args, eval_every=5, checkpoint_every=every, num_eval_episodes=1)
     expected, _ = train(dataclasses.replace(args, run_name="straight"), player=Player())
+    interrupt = lambda update: update == at and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
     with pytest.raises(SystemExit) as end:
-        train(dataclasses.replace(args, run_name="x"), player=Player(signal_at=at))
+        train(dataclasses.replace(args, run_name="x"), player=Player(interrupt))
     path = expected.with_name("x")
     assert end.value.code == 128 + signal.SIGINT
     assert plots.finished(expected) and not plots.finished(path)
     assert checkpoint_updates(path / "checkpoints")[-1] == saved == updates_of(path)[-1]
     resumed = Player()
     train(Args(resume=str(path)), player=resumed)
-    assert resumed.asked == lacking and metrics_of(path) == metrics_of(expected) and plots.finished(path)
+    assert resumed.asked == [10] and metrics_of(path) == metrics_of(expected) and plots.finished(path)
 
 
 def test_a_video_that_a_signal_prevents_is_left_to_resume(heard, args):
@@ -455,19 +435,14 @@ def test_a_full_disk_at_a_resume_is_one_line_and_loses_nothing(args, monkeypatch
         return real(file, text, *a, **kw)
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UsageError, match=rf"--resume {path}: cannot be written to \(No space left on device\)"):
-        train(Args(resume=str(path)))
+    line = refusal(train, Args(resume=str(path)))
+    assert line == f"--resume {path}: cannot be written to (No space left on device)"
     assert (path / "metrics.jsonl").read_text() == lines and not (path / "metrics.jsonl.part").exists()
 
 
 def test_a_deleted_folder_is_made_again_by_the_next_checkpoint(args, capsys):
     run = run_of(args, 9, checkpoint_every=3)
-    with run:
-        for update, row in enumerate(losses(9), 1):
-            run.log(update, row)
-            run.save_if_due(update, initial_state())
-            if update == 4:
-                shutil.rmtree(run.path)
+    go(run, losses(9), ends=False, then=lambda update: update == 4 and shutil.rmtree(run.path))
     assert capsys.readouterr().err.count("warning: cannot write") == 1
     assert checkpoint_updates(run.path / "checkpoints")[-1] == 9 and updates_of(run.path) == [5, 6, 7, 8, 9]
     assert record_of(run.path) == json.loads(json.dumps(run._record))
@@ -529,18 +504,14 @@ def test_the_last_checkpoint_is_tried_again_until_there_is_room(args, monkeypatc
     assert checkpoint_updates(run.path / "checkpoints") == [1] and plots.finished(run.path)
 
 
-class Failing:
-    def scores(self, learner, update, given_up):
+def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
+    def fail(update):
         raise RuntimeError("out of memory")
 
-
-def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
-    run = run_of(args, 3, eval_every=1, num_eval_episodes=4)
-    with run:
-        for update, row in enumerate(losses(3), 1):
-            run.log(update, row)
-            run.save_if_due(update, initial_state())
-            assert run.evaluate_if_due(update, Failing(), None) == {}
+    run, found = run_of(args, 3, eval_every=1, num_eval_episodes=4), []
+    evaluate = lambda update: found.append(run.evaluate_if_due(update, Player(fail), None))  # noqa: E731
+    go(run, losses(3), ends=False, then=evaluate)
+    assert found == [{}] * 3
     with pytest.raises(SystemExit) as end:
         run.finish()
     assert end.value.code == 1 and checkpoint_updates(run.path / "checkpoints") == [3]
@@ -548,7 +519,7 @@ def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
     assert capsys.readouterr().err.count("RuntimeError: out of memory") == 3
     alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
     with pytest.raises(RuntimeError, match="out of memory"), alone:
-        alone.evaluate_if_due(2, Failing(), None)
+        alone.evaluate_if_due(2, Player(fail), None)
 
 
 # Metrics
@@ -621,11 +592,6 @@ def test_speed_leaves_out_what_is_not_an_update(args, monkeypatch):
     def takes(seconds):
         clock[0] += seconds
 
-    class Slowly:
-        def scores(self, learner, update, given_up):
-            takes(10)
-            return {"eval/x": np.float32(0)}
-
     monkeypatch.setattr(runs, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
     run = run_of(args, 4, 100, checkpoint_every=3, eval_every=2, num_eval_episodes=1)
     monkeypatch.setattr(checkpoints, "save", lambda *_: takes(20))
@@ -635,7 +601,7 @@ def test_speed_leaves_out_what_is_not_an_update(args, monkeypatch):
             takes(0.5)
             run.log(update, row)
             run.save_if_due(update, None)
-            run.evaluate_if_due(update, Slowly(), None)
+            run.evaluate_if_due(update, Player(lambda update: takes(10)), None)
             with run.aside():
                 takes(40)  # a search for levels
                 run.write(update, {"search/x": np.float32(1)})
@@ -673,9 +639,6 @@ def test_the_first_update_that_is_not_finite_has_no_finite_ones_in_its_line(args
         go(run, [{"losses/x": loss, "finite": jnp.isfinite(loss)} for loss in found])
     before, last = plots.read_lines(run.path)
     assert (last["update"], last["losses/x"]) == (4, None) and (before["update"], before["losses/x"]) == (3, 1)
-
-
-# wandb
 
 
 def fake_wandb(monkeypatch, init):
@@ -742,9 +705,6 @@ def test_wandb_offline_and_video(args, monkeypatch):
     assert list(folder.glob("files/media/videos/**/*.gif"))
 
 
-# Devices
-
-
 def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     there = lambda: devices.number_of_gpus(tmp_path)  # noqa: E731
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -762,19 +722,16 @@ def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     assert there() == 0
 
 
-@pytest.mark.parametrize(
-    "gpus, flags, graphs",
-    [(0, None, False), (2, None, False), (1, None, True), (1, "--xla_gpu_autotune_level=0", False)],
-)
-def test_loops_become_cuda_graphs_on_one_gpu_only_and_flags_of_the_user_stay(
-    args, monkeypatch, capsys, gpus, flags, graphs
-):
+@pytest.mark.parametrize("gpus, flags, graphs", [
+    (0, "", False), (2, "", False), (1, "", True), (1, "--xla_gpu_autotune_level=0", False),
+])  # fmt: skip
+def test_loops_become_cuda_graphs_on_one_gpu_and_flags_of_users_stay(args, monkeypatch, capsys, gpus, flags, graphs):
     monkeypatch.setattr(devices, "number_of_gpus", lambda: gpus)
     monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
-    monkeypatch.setenv("XLA_FLAGS", flags or "")
-    if flags is None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    if not flags:
         monkeypatch.delenv("XLA_FLAGS")
     devices.start(args)
-    parts = [flags or "", devices.GRAPHS if graphs else "", devices.PATIENCE]
+    parts = [flags, devices.GRAPHS if graphs else "", devices.PATIENCE]
     assert os.environ["XLA_FLAGS"] == " ".join(filter(None, parts))
     assert ("CUDA graph" in capsys.readouterr().err) == graphs

@@ -1,5 +1,6 @@
 """sapg.py: with one block it is ppo.py; relabelled rows, weights and returns against loops in NumPy."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, same
+from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, refusal, same
 from jax.sharding import PartitionSpec as P
 from test_ppo import NARROW
 
@@ -16,7 +17,7 @@ import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
 from common.run import arguments
-from common.run.arguments import UsageError, parse
+from common.run.arguments import parse
 
 pytestmark = pytest.mark.slow  # to compile
 FLAGS = dict(
@@ -24,9 +25,6 @@ FLAGS = dict(
     learning_rate=1e-2,
 )  # fmt: skip
 ARGS = sapg.Args(num_blocks=3, **FLAGS)
-
-
-# One block
 
 
 def test_one_block_is_ppo_to_the_last_bit():
@@ -39,9 +37,6 @@ def test_one_block_is_ppo_to_the_last_bit():
         found.append((jax.tree.leaves(raw), metrics))
     same(*found)
     assert all(row["outer/kl"] > 0 for row in found[0][1])
-
-
-# Relabelled rows
 
 
 class Known:
@@ -121,9 +116,8 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
     _, _, (sample,) = Training(sapg, Noise(Discrete((3,))), args).run(1)
     jax.effects_barrier()
     own = np.asarray(sample.batch.obs).reshape(-1, 3)
-    first, second = (
-        [np.concatenate(x) for x in zip(*seen[start : start + 2], strict=True)] for start in (0, 2)
-    )  # of the two minibatches of an epoch
+    epochs = seen[:2], seen[2:]  # of two minibatches each
+    first, second = ([np.concatenate(x) for x in zip(*epoch, strict=True)] for epoch in epochs)
     assert [len(obs) for obs, _ in seen] == [32] * 4 and differ(first, second)
     for obs, relabelled in (first, second):
         same(np.sort(obs[~relabelled], axis=0), np.sort(own, axis=0))
@@ -131,20 +125,14 @@ def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch
         assert 0 < relabelled[:32].sum() < 16  # mixed
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 98304", (2, 114688)),
-        ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048", (5, 2048)),
-        ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048 --num-rollout-chunks 2", (2, 2560)),
-        ("--num-blocks 1 --num-envs 512 --num-steps 16 --minibatch-size 2048", (4, 2048)),
-    ],
-)
+@pytest.mark.parametrize("flags, expected", [
+    ("--num-blocks 6 --num-envs 24576 --num-steps 8 --minibatch-size 98304", (2, 114688)),
+    ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048", (5, 2048)),
+    ("--num-blocks 4 --num-envs 512 --num-steps 16 --minibatch-size 2048 --num-rollout-chunks 2", (2, 2560)),
+    ("--num-blocks 1 --num-envs 512 --num-steps 16 --minibatch-size 2048", (4, 2048)),
+])  # fmt: skip
 def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
     assert parse(sapg.Args, "", flags.split()).epoch == expected
-
-
-# The loss
 
 
 @pytest.mark.parametrize("clip, counted, bounds", [("one", False, 0.0), ("ratio", True, 0.3)])
@@ -161,9 +149,8 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     advantage, target, value = rng.normal(size=(3, size))
     target, value = (x + 10 * block + obs[:, 1] for x in (target, value))  # near the new value, or it hides all else
     columns = (log_prob, value, advantage, target)
-    batch = sapg.Batch(
-        obs, action, *(x.astype(np.float32) for x in columns), block, relabelled, log_center.astype(np.float32)
-    )
+    *columns, center = (x.astype(np.float32) for x in (*columns, log_center))
+    batch = sapg.Batch(obs, action, *columns, block, relabelled, center)
     policy = lambda params, obs, block: Known().apply(params, obs, block)  # noqa: E731
     loss, parts = jax.jit(lambda batch: sapg.ppo_loss(args, policy, {}, batch))(batch)
     total, kls, clipped = 0.0, {False: [], True: []}, {False: [], True: []}
@@ -192,17 +179,9 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     assert 0 < np.mean(clipped[False]) < 1 and 0 < np.mean(clipped[True]) < 1
 
 
-def with_scaled_critic(params, scale, shift):
-    """The network whose values are the given one's, times `scale` plus `shift`."""
-    head = params["params"]["critic"]
-    head = {"kernel": scale * head["kernel"], "bias": scale * head["bias"] + shift}
-    return {"params": params["params"] | {"critic": head}}
-
-
 def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
-    """Two runs whose critics say the same, one of them in units of deviations of 2 from 3: the inner loop gets the same
-    transitions and advantages. The statistics become those of all targets, and values and targets are in units of
-    these, in which the next rollout reads the network's values."""
+    """Two critics say the same, one in units of deviations of 2 from 3: the inner loop gets the same advantages. The
+    statistics become those of all targets, in units of which values and targets are."""
 
     def record_batches(args, network, learner, batch, key, learning_rate, bonus):
         columns = {name: getattr(batch, name) for name in ("value", "target", "advantage")}
@@ -214,8 +193,9 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
 
         def start(state, normalised=normalised):
             stats = sapg.statistics.RunningStats(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(0.0))
-            params = with_scaled_critic(state.learner.params, 2.0, 3.0)
-            change = {"value_stats": stats} if normalised else {"params": params}
+            params = state.learner.params["params"]
+            head = {"kernel": 2 * params["critic"]["kernel"], "bias": 2 * params["critic"]["bias"] + 3}
+            change = {"value_stats": stats} if normalised else {"params": {"params": params | {"critic": head}}}
             return state._replace(learner=state.learner._replace(**change))
 
         args = sapg.Args(num_blocks=3, norm_value=normalised, **FLAGS)
@@ -233,9 +213,6 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     close(metrics["advantage"], expected["advantage"])
     close(metrics["losses/explained_variance"], expected["losses/explained_variance"])
     close(sample.batch.target, units(raw.batch.target))
-
-
-# The network and the rollout
 
 
 def test_each_block_has_its_own_policy_and_only_its_own_vector_and_deviations_of_its_own():
@@ -291,9 +268,6 @@ def test_a_rollout_counts_the_leaders_episodes_and_values_with_the_own_block_and
     assert (last_value // 100 == t.block[0]).all()
 
 
-# Devices
-
-
 def test_whole_updates_on_eight_devices():
     """All devices draw the same follower and hold the same learner; the followers' vectors learn, too. Adam counts the
     gradient steps that are announced: with the relabelled rows 8 minibatches in place of the 6 of the flags."""
@@ -319,30 +293,19 @@ def test_whole_updates_on_eight_devices():
     assert learner.opt_state.count == 96
 
 
-# Flags, and whole runs
-
-
 def test_what_cannot_work_is_one_line():
     for flags, said in (
         (dict(num_envs=64), r"--num-envs 64: must be a multiple of --num-blocks .* = 6; 66 would"),
         (dict(num_envs=18, num_rollout_chunks=2), r"--num-blocks \* --num-rollout-chunks = 12; 24 would"),
         # Of 16 chunks of 4 epochs the rate would be adapted 64 times, most often to what others had moved.
-        (
-            dict(adaptive_lr_kl=0.016, num_rollout_chunks=16),
-            r"^--adaptive-lr-kl 0.016 with --num-rollout-chunks 16: the KL of a later chunk .*; give one of the two$",
-        ),
+        (dict(adaptive_lr_kl=0.016, num_rollout_chunks=16), "--num-rollout-chunks 16: the KL of a later chunk"),
     ):
-        with pytest.raises(UsageError, match=said):
-            sapg.Args(**flags)
+        assert re.search(said, refusal(sapg.Args, **flags))
     low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
     args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
     build(sapg, Noise(Box(-high, high)), args)
     for space in (Discrete((2,)), Box(-2 * high, 2 * high), Box(low, high)):
-        with pytest.raises(UsageError, match=r"--bounds-coef 0.0001: needs actions in \[-1, 1\]; .* has others"):
-            build(sapg, Noise(space), args)
-
-
-# --adaptive-lr-kl
+        assert "--bounds-coef 0.0001: needs actions in [-1, 1]; " in refusal(build, sapg, Noise(space), args)
 
 
 def test_each_epoch_has_the_learning_rate_that_the_one_before_gave(monkeypatch):

@@ -4,11 +4,10 @@ import ast
 import importlib.util
 import types
 from itertools import combinations
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 # Not what a user has copied from them.
 NAMES = ("ppo", "ppo_ewma", "ppo_rnd", "ppo_rnn", "sapg", "pqn", "sfl_kinetix", "stochastic_opt", "figures")
 SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}

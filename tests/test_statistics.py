@@ -1,6 +1,6 @@
 """Means and running statistics, against NumPy in float64."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -97,16 +97,10 @@ def test_statistics_still_move_after_a_billion_samples(way):
     np.testing.assert_allclose(stats.count, count, rtol=1e-6)
 
 
-class Rewarded(NamedTuple):
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-
 def test_normalised_rewards_equal_a_numpy_loop():
     rng, gamma, steps, number = np.random.default_rng(0), 0.9, 12, 4
     returns, stats, seen = jnp.zeros(number), statistics.initial_stats(()), []
-    running = np.zeros(number)
+    running, Rewarded = np.zeros(number), namedtuple("Rewarded", "reward terminated truncated")
     for _ in range(3):  # the episodes run on from one rollout to the next
         rewards, done = rng.normal(2, 5, (steps, number)).astype(np.float32), rng.random((steps, number)) < 0.2
         rewards[0, 0] = 1e4
@@ -116,9 +110,8 @@ def test_normalised_rewards_equal_a_numpy_loop():
             running[done[t]] = 0
         expected = np.clip(rewards / np.std(seen), -10, 10)
         transitions = Rewarded(rewards, done & (running > 0), done & (running <= 0))  # ended in either way
-        normalised, returns, stats = on_devices(statistics.normalise_rewards, 1, (P(), P(), P(), None))(
-            transitions, returns, stats, gamma
-        )
+        normalise = on_devices(statistics.normalise_rewards, 1, (P(), P(), P(), None))
+        normalised, returns, stats = normalise(transitions, returns, stats, gamma)
         np.testing.assert_allclose(normalised.reward, expected, rtol=1e-4)
         np.testing.assert_array_equal(normalised.terminated, transitions.terminated)
         np.testing.assert_allclose(returns, running, rtol=1e-4, atol=1e-4)

@@ -1,13 +1,13 @@
 """stochastic_opt.py: steps against NumPy, the closed forms against simulations, and the command line."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
-from conftest import metrics_of, start
+from conftest import ended, metrics_of, start
+from test_init_from import killed_run
 
 import stochastic_opt
 
@@ -28,20 +28,16 @@ def keys_of(number):
     return jax.vmap(jax.random.key)(np.arange(number))
 
 
-# The theory
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"learning_rate": 0.5, "noise": 6.0},
-        {"learning_rate": 0.3, "noise": 0.0},
-        {"learning_rate": 0.9, "initial_distance": 0.0},
-        {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
-    ],
-)
+@pytest.mark.parametrize("flags", [
+    {"learning_rate": 0.5, "noise": 6.0},
+    {"learning_rate": 0.3, "noise": 0.0},
+    {"learning_rate": 0.9, "initial_distance": 0.0},
+    {"learning_rate": 0.6, "switch_step": 7, "switch_learning_rate": 0.02},
+])  # fmt: skip
 def test_the_predicted_distance_is_the_mean_of_4000_simulations(flags):
     args, rng = replace(ARGS, **flags), np.random.default_rng(0)
+    diverging = {"learning_rate": 1.0} if args.switch_step is None else {"switch_learning_rate": 1.5}
+    assert stochastic_opt.has_theory(args) and not stochastic_opt.has_theory(replace(args, **diverging))
     x = np.full((4000, 5), args.initial_distance / np.sqrt(5))
     steps, simulated = np.arange(21), [np.linalg.norm(x, axis=1)]
     for step in range(20):
@@ -98,28 +94,15 @@ def test_without_noise_fresh_gain_is_what_a_step_is_worth():
     np.testing.assert_allclose(fresh[1:] / own[:-1], 1 - 2 * eta, rtol=1e-4)
 
 
-def test_there_is_a_theory_of_converging_gradient_descent_alone():
-    for flags in ({}, {"learning_rate": 0.99}, {"switch_step": 3, "switch_learning_rate": 0.5}):
-        assert stochastic_opt.has_theory(replace(ARGS, **flags))
-    late = {"switch_step": 3, "switch_learning_rate": 1.5}
-    for flags in ({"learning_rate": 1.0}, {"anneal_lr": True}, {"optimizer": "adam"}, late):
-        assert not stochastic_opt.has_theory(replace(ARGS, **flags))
-
-
-# The steps
-
-
-@pytest.mark.parametrize(
-    "flags, rates",
-    [
-        ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
-         [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
-        ({"optimizer": "momentum", "momentum": 0.8, "switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
-        ({"optimizer": "adam"}, [0.1] * 10),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("flags, rates", [
+    ({"switch_step": 8, "switch_learning_rate": 0.2, "anneal_lr": True},
+     [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.04, 0.02]),
+    ({"optimizer": "momentum", "momentum": 0.8, "switch_step": 0, "switch_learning_rate": 0.02}, [0.02] * 10),
+    ({"optimizer": "adam"}, [0.1] * 10),
+])  # fmt: skip
 def test_steps_without_noise_are_those_of_numpy(flags, rates):
     args = replace(ARGS, noise=0.0, **flags)
+    assert not stochastic_opt.has_theory(args)
     states, metrics = course(args, keys_of(1))
     x, trace, first, second = np.full(5, np.sqrt(5)), 0.0, 0.0, 0.0
     np.testing.assert_allclose(metrics["charts/learning_rate"][0], rates, rtol=1e-5)
@@ -138,34 +121,25 @@ def test_steps_without_noise_are_those_of_numpy(flags, rates):
         assert states.step[0, i] == i + 1 and metrics["finite"][0, i]
 
 
-# The command line
-
-
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("--dimension 2000000000", "--dimension 2000000000: needs "),
-        ("--switch-step 3", "--switch-step 3: needs --switch-learning-rate"),
-        ("--switch-learning-rate 0.1", "--switch-learning-rate 0.1: needs --switch-step"),
-        ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
-    ],
-)
+@pytest.mark.parametrize("flags, said", [
+    ("--dimension 2000000000", "--dimension 2000000000: needs "),
+    ("--switch-step 3", "--switch-step 3: needs --switch-learning-rate"),
+    ("--switch-learning-rate 0.1", "--switch-learning-rate 0.1: needs --switch-step"),
+    ("--momentum 0.5", "--momentum 0.5: has no effect without --optimizer momentum"),
+])  # fmt: skip
 def test_bad_input_is_answered_in_one_line(capsys, tmp_path, flags, said):
-    with pytest.raises(SystemExit) as exit:
-        start(stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
+    code, _, err = ended(capsys, stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
+    (line,) = err.splitlines()
+    assert code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
     assert not list(tmp_path.iterdir())
-
-
-FLAGS = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7 --checkpoint-every 10 --keep-checkpoints 0"
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run from start to end."""
-    folder = tmp_path_factory.mktemp("runs")
-    start(stochastic_opt, *FLAGS.split(), "--runs-dir", folder, "--run-name", "straight")
+    flags, folder = "--num-steps 30 --dimension 4 --num-seeds 3 --seed 7", tmp_path_factory.mktemp("runs")
+    kept = "--checkpoint-every", 10, "--keep-checkpoints", 0
+    start(stochastic_opt, *flags.split(), *kept, "--runs-dir", folder, "--run-name", "straight")
     return folder / "straight"
 
 
@@ -185,14 +159,7 @@ def test_a_run_leaves_its_course_beside_that_of_the_theory(straight):
 
 
 def test_a_run_that_was_half_done_goes_on_bit_for_bit(straight):
-    half = straight.parent / "half"
-    shutil.copytree(straight, half)
-    for name in ("20", "30"):
-        shutil.rmtree(half / "checkpoints" / name)
-    for name in ("summary.json", "curve.png"):
-        (half / name).unlink()
-    text = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (half / "metrics.jsonl").write_text("".join(text[:14]))
+    half = killed_run(straight, straight.parent / "half", after=14)
     start(stochastic_opt, "--resume", half)
     assert metrics_of(half) == metrics_of(straight)
     assert (half / "summary.json").exists() and (half / "checkpoints/30").exists()

@@ -9,21 +9,18 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import same
+from conftest import ROOT, refusal, same
 
 import ppo
 from common import envs
 from common.run import arguments
-from common.run.arguments import UsageError
 
 pytestmark = pytest.mark.optional
-ROOT = Path(__file__).parents[1]
 # A small environment of each suite, with a time limit of 6 steps.
 SHORT = {
     "xminigrid": ("xminigrid/MiniGrid-DoorKey-8x8", '{"max_steps": 6}'),
@@ -32,7 +29,6 @@ SHORT = {
     "playground": ("playground/CartpoleBalance", '{"episode_length": 6}'),
 }
 LIMIT = 6
-each_suite = pytest.mark.parametrize("suite", SHORT)
 
 
 def needs(suite):
@@ -53,13 +49,23 @@ def keys(number, seed=0):
 
 
 def error_of(env_id, **kw):
-    with pytest.raises(UsageError) as error:
-        envs.make(env_id, 1, **kw)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(envs.make, env_id, 1, **kw)
 
 
-# Steps, against the suites' own
+def beside(suite, env):
+    """-> a function of keys and an action for each, which is repeated: the first observations of the suite and of the
+    bare `env`, and the steps of both, each from the same state, of which XLA then compiles most only once."""
+
+    def both(key, action):
+        state, first = suite.reset(key)
+
+        def step(state, _):
+            after, *out = suite.step(key, state, action)
+            return after, (out, env.step(state.inner, action))
+
+        return first, env.reset(key).obs, *jax.lax.scan(step, state, length=2 * LIMIT)[1]
+
+    return lambda *given: jax.device_get(jax.jit(jax.vmap(both))(*given))
 
 
 def test_xminigrid_steps_as_by_itself():
@@ -135,30 +141,16 @@ def test_craftax_steps_as_by_itself():
 
 
 def test_brax_steps_as_by_itself():
-    """Against the environment without any wrapper, with the steps counted here: what falls is terminated, what stands
-    at the limit is truncated."""
+    """Without any wrapper, with the steps counted here: what falls is terminated, what stands at the end truncated."""
     needs("brax")
     from brax.envs.inverted_pendulum import InvertedPendulum
 
-    limit, number = 12, 8
+    limit, number = 2 * LIMIT, 8
     suite = short("brax", episode_length=limit, backend="spring").suite
     env = InvertedPendulum(backend="spring")
     # Half of the poles are pushed over, one of them so gently that it falls late.
     push = jnp.array([0, 0, 0, 0, 1, 1, 0.5, 0.3])[:, None]
-
-    def both(key, action):
-        """Each step of both from the same state, of which XLA then compiles most only once."""
-        state, first = suite.reset(key)
-
-        def step(state, _):
-            after, *out = suite.step(key, state, action)
-            return after, (out, env.step(state.inner, action))
-
-        return first, env.reset(key).obs, *jax.lax.scan(step, state, length=limit)[1]
-
-    seen, first, (obs, reward, terminated, truncated, success), after = jax.device_get(
-        jax.jit(jax.vmap(both))(keys(number), push)
-    )
+    seen, first, (obs, reward, terminated, truncated, success), after = beside(suite, env)(keys(number), push)
     np.testing.assert_allclose(seen, first, rtol=1e-6)
     np.testing.assert_allclose(obs, after.obs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(reward, after.reward, rtol=1e-4)
@@ -208,17 +200,7 @@ def test_playground_steps_as_by_itself():
     suite = short("playground").suite
     env = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     push = jnp.linspace(-1, 1, number)[:, None]
-
-    def both(key, action):
-        """Each step of both from the same state, of which XLA then compiles most only once."""
-
-        def step(state, _):
-            after, *out = suite.step(key, state, action)
-            return after, (out, env.step(state.inner, action))
-
-        return jax.lax.scan(step, suite.reset(key)[0], length=2 * LIMIT)[1]
-
-    (obs, reward, terminated, truncated, _), after = jax.device_get(jax.jit(jax.vmap(both))(keys(number), push))
+    *_, (obs, reward, terminated, truncated, _), after = beside(suite, env)(keys(number), push)
     np.testing.assert_allclose(obs, after.obs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(reward, after.reward, rtol=1e-4)
     assert not terminated.any() and not after.done.any() and len(np.unique(reward[:, -1])) == number
@@ -249,22 +231,13 @@ def test_pictures():
     assert (pictures[0] == pictures[2]).all() and (pictures[0] != pictures[1]).any()
 
 
-# What is refused
-
-
-@each_suite
-def test_an_unknown_id_is_answered_with_near_ones(suite):
+@pytest.mark.parametrize("suite", SHORT)
+def test_an_unknown_id_is_answered_with_near_ones_and_a_wrong_argument_in_one_line(suite):
     needs(suite)
-    env_id = SHORT[suite][0]
+    env_id, kwargs = SHORT[suite]
     line = error_of(env_id[:-1])
     assert line.startswith(f"--env-id {env_id[:-1]}: no such environment; did you mean ") and env_id in line
     assert all(near.startswith(f"{suite}/") for near in line.partition("did you mean ")[2].rstrip("?").split(", "))
-
-
-@each_suite
-def test_a_wrong_argument_is_one_line(suite):
-    needs(suite)
-    env_id, kwargs = SHORT[suite]
     limit = next(iter(json.loads(kwargs)))
     for name, value in (("limit", 6), (limit, "six")):
         wrong = json.dumps({name: value})
@@ -281,14 +254,10 @@ def test_a_suite_that_is_not_installed_is_one_line(suite, monkeypatch):
     missing = f"{package} is not installed; pip install -r requirements-{suite}.txt"
     assert error_of(env_id) == f"--env-id {env_id}: {missing}"
     assert error_of(f"{suite}/nothing", env_kwargs="{}") == f"--env-id {suite}/nothing: {missing}"
-    with pytest.raises(UsageError, match=f"^--list-envs {suite}: {missing}$"):
-        envs.listed([suite])
+    assert refusal(envs.listed, [suite]) == f"--list-envs {suite}: {missing}"
     assert suite in error_of("foo/Bar") and suite in error_of(f"{suite}s/Bar")
     assert f"{env_id:<37}pip install -r requirements-{suite}.txt\n" in envs.listed([]) + "\n"
     assert (ROOT / f"requirements-{suite}.txt").is_file()
-
-
-# Lists
 
 
 @pytest.mark.parametrize("suite", envs.OPTIONAL)
@@ -306,9 +275,6 @@ def test_no_suite_is_imported_for_another():
     code += f"print({others} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
-
-
-# docs/environments.md
 
 
 def test_the_commands_of_the_page_are_right():
