@@ -1,6 +1,7 @@
 """benchmarks/arms.py: arms are searched and judged with the same effort, on other seeds, with the best flags."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
     assert {run["arm"] for run in runs} == {"small"}
     assert found == [(game, seed, 10.0 + seed, 10, curve(seed)) for game in games for seed in (0, 1)]
     assert args.out.with_suffix(".png").exists()
+
+    found = json.loads(args.out.read_text())
+    (old,) = (name for name, run in found["runs"].items() if (run["env_id"], run["seed"]) == (arms.GAMES[0], 0))
+    found["runs"]["of_other_flags"] = found["runs"].pop(old) | {"return": 99.0}
+    args.out.write_text(json.dumps(found))
+    shutil.rmtree(tmp_path / old)
+    arms.main(args)
+    again = json.loads(args.out.read_text())["runs"]
+    assert "of_other_flags" not in again and again[old]["return"] == 10.0
 
 
 @pytest.mark.parametrize(("low", "high", "more", "equal"), [

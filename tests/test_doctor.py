@@ -1,5 +1,6 @@
 """doctor.py: curves whose cause is built in, logs of other trainers, branches, and the gain of single updates."""
 
+import dataclasses
 import fcntl
 import json
 import shlex
@@ -19,7 +20,7 @@ import pqn
 import sfl_kinetix
 import stochastic_opt
 from benchmarks import tasks
-from clinic import advice, diagnosis, how_many, levers, usual
+from clinic import advice, diagnosis, how_many, levers, records, usual
 from common import envs
 from common.run import checkpoints
 from common.run.arguments import flag, parse
@@ -316,10 +317,36 @@ def test_usual_flags_are_left_alone_unless_the_log_has_a_sign():
 
 def test_an_environment_of_which_nothing_is_known_is_compared_with_all_others():
     own = {"env_id": "my_file:MyEnv"}
-    for rate, kind in ((1e-5, "flags"), (3e-4, "nothing"), (1e-2, "nothing"), (0.3, "flags")):
+    for rate, kind in ((1e-5, "unlike"), (3e-4, "nothing"), (1e-2, "nothing"), (0.3, "unlike")):
         assert first(learning_rate=rate, **own)[1].kind == kind
     assert "other tasks" in first(learning_rate=1e-5, **own)[1].why
     assert usual.kind("my_file:MyEnv") == ""
+    short = {"total_timesteps": 300_000, "num_envs": 64}
+    for env_id, measured in (("Asterix-MinAtar", True), ("my_file:MyEnv", False)):
+        assert any("learn such a task" in x.why for x in tries("unknown", env_id=env_id, **short)) == measured
+    assert "far from the script's defaults: " in first(script=ppo_rnn, learning_rate=1e-5, **own)[1].why
+
+
+@pytest.mark.parametrize("script, env_id, rate, kind, measured", [
+    ("ppo", "CartPole-v1", 1e-6, "flags", True),
+    ("ppo", "my_file:MyEnv", 1e-6, "unlike", False),
+    ("ppo_ewma", "my_file:MyEnv", 1e-3, "log", True),
+    ("ppo_rnn", "my_file:MyEnv", 4e-3, "log", False),
+])  # fmt: skip
+def test_how_many_runs_an_advice_healed_is_said_only_where_it_was_measured(script, env_id, rate, kind, measured):
+    saved = {"env_id": env_id, "learning_rate": rate}
+    courses = [course(0 * X, outer__kl=1e-6)]
+    diagnosed = diagnosis.diagnose_all(courses)
+    told = advice.what_to_try(diagnosed, "runs/x", script, saved, np.inf, True)
+    said = "\n".join(doctor.report("runs/x", script, saved, courses, diagnosed, told))
+    assert told[0].kind == kind and ("first advice healed" in said) == measured
+
+
+def test_the_length_of_exploration_follows_the_steps():
+    saved = lambda **kw: dataclasses.asdict(pqn.Args(env_id="Breakout-MinAtar", total_timesteps=500_000, **kw))  # noqa: E731
+    of, longer = lambda **kw: records.arguments_of("pqn", saved(**kw)), {"total_timesteps": 10**7}
+    assert pqn.Args(**usual.changed(of(), longer)).exploration_timesteps == 10**6
+    assert pqn.Args(**usual.changed(of(exploration_timesteps=9), longer)).exploration_timesteps == 9
 
 
 def test_the_environment_that_is_left_out_is_not_known():
@@ -421,6 +448,8 @@ def test_what_a_measurement_recommends():
     assert said.endswith("sure gain: 1,024 environments")
     assert "with more environments than were tried" in doctor.recommendation(points[:2])
     assert "can a gain on fresh transitions be told from 0" in doctor.recommendation(points[:1])
+    points[0] = points[0]._replace(own=-0.001, fresh=-0.002)  # a loss over a loss is no signal
+    assert doctor.recommendation(points) == said
 
 
 @pytest.mark.slow
