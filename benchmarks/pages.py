@@ -132,10 +132,11 @@ def arms(brief: bool = False) -> None:
     for arm, by_game in runs.items():
         values = [np.array(list(by_game[game].values())) for game in GAMES]
         returns = ("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) if len(x) else "–" for x in values)
-        of = [f"{effects.iqm(scores[arm]):.2f}", f"{scores[arm].mean():.2f}"] if len(scores[arm]) else ["–", "–"]
-        rows.append([named(arm), *returns, *of])
+        of_seed = scores[arm].mean(axis=1)
+        of = (effects.iqm(scores[arm]), of_seed.mean(), of_seed.std(ddof=1)) if len(of_seed) > 1 else ()
+        rows.append([named(arm), *returns, *([f"{x:.2f}" for x in of] or ["–"] * 3)])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
-    table(["N × K", *games, "score (interquartile mean)", "mean"], rows)
+    table(["N × K", *games, "score (interquartile mean)", "mean", "standard deviation over seeds"], rows)
     print("\nReturns: mean ± half the 95 % interval (seeds).", end=" ")
     gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {gate}.\n")

@@ -105,7 +105,7 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(monkeypatch, c
     told = capsys.readouterr().out
     assert "| 64 × 32 | 12 of 12 | 0.80 | 0.0006* | True | 0.2 | 0.96* | 0.02 | 3 | 1024* |" in told
     assert "| 4,096 × 32 | 5 of 12 | – |" in told
-    assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.00 |" in told
+    assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.00 | 0.00 |" in told
     all_one = " | ".join(["−1.00 (−1.00 to −1.00)"] * 4)
     assert f"| 4,096 × 32 minus 64 × 32 | more environments end higher | {all_one} | refuted |" in told
     assert "| equal within 0.1 | – | – | – | – | not run |" in told and "The gate is passed." in told
