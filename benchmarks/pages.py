@@ -125,7 +125,7 @@ def arms(brief: bool = False) -> None:
     claims, told = claims_of_arms(scores, failed)
     if brief:
         print("- [Environments × steps per update](docs/report.md), flags from 12 trials each, scores (1: published):")
-        print(f"  {' '.join(told) or 'not run yet.'}")
+        print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
         return
     flags_of_arms(found)
     rows = []
