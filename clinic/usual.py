@@ -152,7 +152,7 @@ def changed(args: Any, changes: dict[str, Any]) -> dict[str, Any] | None:
     if not changes.keys() <= names.keys():
         return None
     flags = {k: v for k, v in arguments.given(args).items() if k not in FOLLOW and v is not None}
-    if flags.get("exploration_timesteps") == args.total_timesteps // 10:  # pqn.py's default
+    if "exploration_timesteps" in flags and flags["exploration_timesteps"] == args.total_timesteps // 10:  # by default
         del flags["exploration_timesteps"]
     if "num_minibatches" in changes:
         flags.pop("minibatch_size", None)
