@@ -295,7 +295,7 @@ def million() -> None:
         rows.append([f"{env_id}, steps per second", *(f"{x['steps_per_second']:,.0f}" for x in of)])
         rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
-    measured(found, ", with the default flags and 16 steps per update")
+    measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
 
 
 def compare() -> None:
@@ -397,7 +397,7 @@ def paper_a(brief: bool = False) -> None:
         print(
             f"at {good}. Seen\n  afterwards: 128 environments in place of 32 took COM 8 from {few} to {many}", end=" "
         )
-        print("at equal steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
+        print("at 2M steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
         print("rate better.")
         return
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
@@ -492,7 +492,9 @@ def cures(brief: bool = False) -> None:
         print(f"{runs('doctor', 1)}, in {again}\ncases by giving back the healthy flags exactly; one of its", end=" ")
         print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
         print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
-        print(f"For a task\nunlike those that it knows expect what the log alone healed: {runs('log', 1)}.")
+        print(
+            f"For a task\nunlike those that it knows expect what the log alone healed: {runs('log', 1)} of the {len(sick)}."
+        )
         return
     rows = []
     for column, name in done.items():
