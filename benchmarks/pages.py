@@ -492,9 +492,8 @@ def cures(brief: bool = False) -> None:
         print(f"{runs('doctor', 1)}, in {again}\ncases by giving back the healthy flags exactly; one of its", end=" ")
         print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
         print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
-        print(
-            f"For a task\nunlike those that it knows expect what the log alone healed: {runs('log', 1)} of the {len(sick)}."
-        )
+        print("For a task\nunlike those that it knows expect what the log alone healed:", end=" ")
+        print(f"{runs('log', 1)} of the {len(sick)}.")
         return
     rows = []
     for column, name in done.items():
