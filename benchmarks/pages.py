@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from benchmarks.arms import ARMS, CLAIMS, GAMES
 from benchmarks.learning import read as read_runs, runs_of
 from clinic.advice import HEALED
 from common.run import plots
-from experiments import effects, paper_a as source
+from experiments import effects, paper_a as source, paper_b as minatar
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
@@ -408,6 +409,55 @@ def paper_a(brief: bool = False) -> None:
     seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
     print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
+
+
+def paper_b() -> None:
+    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
+    names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
+    drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
+    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
+    arms: dict[str, dict[str, str]] = {}
+    for run in (run for found in drawn.values() for run in found["runs"].values()):
+        words = run["command"].split()
+        of = dict(pairwise(words))
+        size, batch = (int(of["--num-envs"]), int(of["--num-steps"])), of.get("--minibatch-size")
+        batch = int(batch or size[0] * size[1] // int(of["--num-minibatches"]))
+        rate = f"{float(of['--learning-rate']):g}"
+        name = f"| {size[0]} × {size[1]} | {batch:,} | {rate} |"
+        mean, half = plots.mean_and_ci(np.array(run["final"]))
+        arms.setdefault(name, {})[of["--env-id"]] = f"{mean:.0f} ± {half:.0f}"
+    games = [game.removesuffix("-MinAtar") for game in GAMES]
+    print()
+    table(["N × K", "minibatch", "`--learning-rate`", *games],
+          [[*name.strip("| ").split(" | "), *(of[game] for game in GAMES)] for name, of in arms.items()])  # fmt: skip
+    print("\nReturns in the last tenth of training, mean ± half the 95 % interval.\n")
+    of_arms = {name: x for name, x in drawn.items() if name not in ("B3", "B4")}
+    rows = [[name, e["what"].replace("less", "minus"), signed(*bounds(e), digits=2)] for name, found in of_arms.items()
+            for e in found["effects"]]  # fmt: skip
+    table(["figure", "score, difference", "95 %"], rows)
+    print()
+    head = ["measurement of the final network", "claimed of more N", "N × 4", "the same, minibatches as small", "K × 4"]
+    of_network = [e for name in ("B3", "B4") if name in drawn for e in drawn[name]["effects"]]
+    rows = []
+    for three in (of_network[i : i + 3] for i in range(0, len(of_network), 3)):  # as show_measured adds them
+        name = three[0]["what"].partition(",")[0]
+        way = "higher" if three[0]["above"] is not None else "lower"
+        shown = [factor(*bounds(e)) if "log10" in name else signed(*bounds(e), digits=3) for e in three]
+        rows.append([name.removeprefix("log10 of "), way, *shown])
+    table(head, rows)
+    runs = [run for found in drawn.values() for run in found["runs"].values()]
+    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
+    days = sorted({found["drawn"] for found in drawn.values()})
+    print(f"\n{len(runs[0]['final'])} seeds; one core ({machines}), {days[-1]}. × : a factor; else a difference.")
+
+
+def bounds(effect: dict[str, Any]) -> tuple[float, ...]:
+    return tuple(np.nan if effect[key] is None else effect[key] for key in ("estimate", "low", "high"))
+
+
+def factor(estimate: float, low: float, high: float) -> str:
+    """An effect on log10, as a factor."""
+    return "× {:.2f} ({:.2f} to {:.2f})".format(*(10**x for x in (estimate, low, high)))
 
 
 def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:

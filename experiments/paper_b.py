@@ -65,6 +65,7 @@ class Preset:
     other: dict[str, Any]  # those of pqn.py or ppo_rnd.py
     flat: tuple[int, int] = (128, 8)  # N and K with the base's count of transitions, but more environments
     total_timesteps: int = 10**8
+    data_factors: tuple[int, ...] = (MORE, MOST)  # of N or K, where both are shown
     many_factors: tuple[int, ...] = (1, 2, 4, 8, 16)  # of N, where performance is plotted against it
     reuse: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (1, 4))  # factors of (N, K) at which more epochs are tried
     performance: str = RETURN
@@ -97,7 +98,14 @@ ROBOTS = dict(
     num_steps=128, network="mlp", hidden_sizes=(64, 64), activation="tanh", shared_encoder=False, learning_rate=3e-4,
     clip_eps=0.2, ent_coef=0.0, norm_obs=True, norm_reward=True,
 )  # fmt: skip
-SMALL = dict(num_steps=32, network="mlp", hidden_sizes=(128,), learning_rate=1e-3, num_devices=1)
+# ppo.py's defaults, which were tuned on these games, but with the N, K and M of an update as small as paper B's, and a
+# learning rate that was chosen for it (PREREGISTERED.md).
+TUNED = dict(
+    num_envs=16, num_steps=128, num_minibatches=4, update_epochs=3, gamma=0.995, gae_lambda=0.8, clip_eps=0.2,
+    learning_rate=2e-3, anneal_lr=True, max_grad_norm=0.5, vf_coef=0.5, ent_coef=0.06, anneal_ent=True, network="mlp",
+    hidden_sizes=(64, 64), activation="relu", layer_norm=True, shared_encoder=False, clip_vloss=False, num_seeds=4,
+    num_devices=1, num_eval_episodes=0,
+)  # fmt: skip
 CNN = dict(network="cnn", hidden_sizes=(128,))
 MINATAR = ("Breakout-MinAtar", "SpaceInvaders-MinAtar", "Asterix-MinAtar")
 LARGE = {
@@ -112,8 +120,9 @@ LARGE = {
 }  # fmt: skip
 PRESETS = {
     "laptop": Preset(
-        "three MinAtar games (two with sticky actions) on two cores in place of Atari-10, 1M steps, 5 seeds",
-        MINATAR, PAPER | SMALL, PQN | SMALL, flat=(64, 4), total_timesteps=2**20, reuse=((1, 1), (4, 1)),
+        "two MinAtar games with sticky actions on two cores in place of Atari-10, tuned flags, 10M steps, 4 seeds",
+        MINATAR[:2], TUNED, {}, flat=(128, 16), total_timesteps=10 * 2**20, reuse=((1, 1), (MOST, 1)),
+        data_factors=(MOST,), many_factors=(1, 4, 16),
     ),
 } | LARGE  # fmt: skip
 OTHERS = {  # figure 7
@@ -181,8 +190,9 @@ def size(p: Preset, n: int = 1, k: int = 1) -> str:
     return "N {num_envs}, K {num_steps}".format(**times(p, n, k))
 
 
-def data_cells(p: Preset, script: str = "ppo", factors: Sequence[int] = (MORE, MOST)) -> Cells:
+def data_cells(p: Preset, script: str = "ppo", factors: Sequence[int] | None = None) -> Cells:
     """The base, more environments and longer rollouts, by factors of N and K."""
+    factors = factors or p.data_factors
     keys = [(1, 1), *((n, 1) for n in factors), *((1, k) for k in factors)]
     return {nk: arm(p, script, **times(p, *nk)) for nk in keys}
 

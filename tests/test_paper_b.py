@@ -31,7 +31,7 @@ def base_of(cell):
         return paper_b.PQN
     if "norm_obs" in flags:
         return paper_b.PAPER | paper_b.ROBOTS
-    return paper_b.PAPER | (paper_b.SMALL if flags.get("num_devices") else {})
+    return paper_b.PAPER | (paper_b.TUNED if flags.get("num_devices") else {})
 
 
 def more_envs(cell):
