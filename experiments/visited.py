@@ -23,6 +23,7 @@ from experiments.grid import Cell
 
 CHECKPOINTS = 8  # of each run, evenly spread; the last is its end
 MEASURED = 2048  # transitions per seed that are collected with a policy; the measurements are made on them
+SPREAD = 32  # measured is one of so many transitions: neighbours are alike, and few environments have more of them
 SHOWN = 512  # observations per seed on the map, equally many from each policy
 GRID = 32  # cells along each axis
 
@@ -100,10 +101,10 @@ def measurements(folder: Path, run: Cell) -> dict[str, np.ndarray]:
     if run.parts:
         found = [measurements(folder, part) for part in run.parts]
         return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
-    file = folder / run.name / f"measured-{MEASURED}.json"
+    file = folder / run.name / f"measured-{MEASURED}-of-{SPREAD * MEASURED}.json"
     if not file.exists():
         policies = Policies(folder, run)
-        state, sample = policies.play(policies.updates[-1])
+        state, sample = policies.play(policies.updates[-1], SPREAD * MEASURED)
         sample = sample._replace(batch=jax.tree.map(lambda x: np.expand_dims(x, policies.axis), sample.batch))
         values = jax.device_get(policies.measure(state.learner, sample))
         text = json.dumps({key: np.atleast_1d(value).astype(float).tolist() for key, value in values.items()})
@@ -127,16 +128,17 @@ class Policies:
         if not self.updates:
             raise UsageError(f"{self.where}: has no checkpoint to measure")
 
-    def play(self, update: int) -> tuple[Any, Any]:
+    def play(self, update: int, played: int = MEASURED) -> tuple[Any, Any]:
         """Continues the run from a checkpoint at a learning rate of almost nothing. -> state, and as `sample.batch`
-        MEASURED random ones of the next transitions, [(seeds,) MEASURED, ...] of all chunks and devices. Games on the
-        host cannot be restored: there they begin anew, and a later policy goes on with those of the one before."""
+        MEASURED random ones of the next `played` transitions or more, [(seeds,) MEASURED, ...] of all chunks and
+        devices. Games on the host cannot be restored: there they begin anew, and a later policy goes on with those of
+        the one before."""
         state, _ = restore_newest(self.path, [update], self._like, self.where, partial=False)
         if self._on_host:
             state = state._replace(environments=jax.tree.map(jnp.copy, self._like.environments))
         samples, count, axis = [], 0, self.axis
         of_all_devices = lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])  # noqa: E731
-        while count < MEASURED:
+        while count < played:
             state, _, sample = self._step(state)
             rows = jax.tree.map(of_all_devices, jax.device_get(sample.batch))
             samples.append(rows)

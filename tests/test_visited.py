@@ -66,14 +66,14 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
     file.write_text(json.dumps(json.loads(file.read_text()) | {"script": "planted"}))
     played = []
     play = visited.Policies.play
-    monkeypatch.setattr(visited.Policies, "play", lambda self, update: played.append(update) or play(self, update))
+    monkeypatch.setattr(visited.Policies, "play", lambda self, *how: played.append(how) or play(self, *how))
     found = visited.measurements(tmp_path, cell)
-    assert played == [UPDATES]  # the final network
+    assert played == [(UPDATES, 32 * 64)]  # the final network
     assert found["plasticity/effective_sample_size"] == pytest.approx([100] * 2, abs=0.01)  # nothing moved
     assert found["plasticity/feature_rank"].shape == (2,) and found["plasticity/weight_norm"].min() > 1
     assert "planted" not in sys.modules
     shutil.rmtree(run / "checkpoints")
-    (run / "measured-64.json").unlink()
+    (run / "measured-64-of-2048.json").unlink()
     assert "run: has no checkpoint to measure" in refusal(visited.measurements, tmp_path, cell)
 
 
