@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import figures
 import ppo
 from benchmarks import arms as study, tasks
 from benchmarks.arms import ARMS, CLAIMS, GAMES
 from benchmarks.learning import read as read_runs, runs_of
 from clinic.advice import HEALED
 from common.run import plots
-from experiments import effects, paper_a as source, paper_b as minatar
+from experiments import effects
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURES = {"steps_per_second": "steps per second", "peak_bytes": "peak memory", "compile_s": "time to compile"}
@@ -92,29 +90,19 @@ def learning() -> None:
 
 
 def environments() -> None:
-    """Return by the number of environments, and the effect of 2,048 in place of 64."""
-    sizes = (64, 512, 2048, 8192)
-    on_gpu = {row for row, runs in learned().items() if any("together" in run for run in runs)}
+    """The effect of 2,048 environments in place of 64, with the same flags."""
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
-    of = {game: {n: ended(game, n) for n in sizes} for game in tasks.GAMES}
-    asked = [game for game, by_size in of.items() if min(len(by_size[64]), len(by_size[2048])) >= effects.FEWEST]
-    level, rows, gaps, said = 1 - 0.05 / max(1, len(asked)), [], [], {"higher": [], "lower": [], "undecided": []}
+    of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
+    asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
+    gaps, said = [], {"higher": [], "lower": [], "undecided": []}
     for game in asked:
-        effect = effects.difference("", of[game][2048], of[game][64], level=level)
+        effect = effects.difference("", *of[game], level=1 - 0.05 / len(asked))
         said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
-        gaps.append(signed(effect.estimate, effect.low, effect.high))
-        mark = lambda n, game=game: "†" * (f"{game.lower()}_ppo_{n}" in on_gpu)  # noqa: E731
-        cells = [
-            "{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) + mark(n) if len(x) else "–"
-            for n, x in of[game].items()
-        ]
-        rows.append([game, *cells, gaps[-1]])
+        gaps.append(f"{game} {signed(effect.estimate, effect.low, effect.high)}")
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
-    table(["return", *(f"N = {n:,}" for n in sizes), "2,048 − 64"], rows)
-    print(f"\nIn brackets: seeds; at the end the interval, 95 % for the {len(asked)} games together: {verdict}.")
-    print("† Some or all seeds on [a GPU](scaling.md#on-a-gpu), where Breakout ended lower.", end=" ")
-    few = (f"{game} ({' and '.join(f'{x:.0f}' for x in of[game][64])})" for game in of if game not in asked)
-    print(f"With fewer than {effects.FEWEST} seeds of 64, and no interval: {', '.join(few) or 'none'}.")
+    print(f"2,048 minus 64, return: {', '.join(gaps)}; 95 % for the {len(asked)} games together: {verdict}.")
+    few = [game for game in of if game not in asked]
+    print(f"Too few seeds of 64, and no interval: {', '.join(few) or 'none'}.")
 
 
 def arms(brief: bool = False) -> None:
@@ -375,126 +363,6 @@ def search() -> None:
         ],
     )
     measured(both[0])
-
-
-def paper_a(brief: bool = False) -> None:
-    """The figures of paper A on Pendulum that were run: verdicts. brief: only how two COMs end."""
-    drawn = {}
-    for name, figure in figures.FIGURES.items():
-        if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
-            drawn[name] = read(f"fig_{name}")
-    ends = {
-        run["command"].partition("--com ")[2].split()[0].removesuffix(".0"): float(np.mean(run["final"]))
-        for run in drawn["1a"]["runs"].values()
-    }
-    coms = sorted(ends, key=float)
-    if brief:
-        names = ("com-8.0", "com-8.0_clip_eps-0.02", "com-4096.0")  # before the digest
-        runs = {key.rpartition("_")[0]: run["final"] for key, run in drawn["12a"]["runs"].items()}
-        weak, smaller, good = (f"−{-np.mean(runs[f'ppo_ewma_{name}']):.0f}" for name in names)
-        few, many = (at_equal_steps()[8, n][0] for n in (32, 128))
-        print("- [With too large an outer step PPO ends low](docs/report.md#paper-as-figures-on-pendulum): on Pendulum")
-        print(f"  COM 8 ends at {weak} (1.6M steps), with ε 0.02 in place of 0.2 at {smaller}; COM 4,096", end=" ")
-        print(
-            f"at {good}. Seen\n  afterwards: 128 environments in place of 32 took COM 8 from {few} to {many}", end=" "
-        )
-        print("at 2M steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
-        print("rate better.")
-        return
-    table(["`--com`", *(f"{int(com):,}" for com in coms)],
-          [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
-    print()
-    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
-    runs = [run for found in drawn.values() for run in found["runs"].values()]
-    seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
-    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
-    print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
-
-
-def paper_b() -> None:
-    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
-    names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
-    drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
-    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
-    arms: dict[str, dict[str, str]] = {}
-    for run in (run for found in drawn.values() for run in found["runs"].values()):
-        words = run["command"].split()
-        of = dict(pairwise(words))
-        size, batch = (int(of["--num-envs"]), int(of["--num-steps"])), of.get("--minibatch-size")
-        batch = int(batch or size[0] * size[1] // int(of["--num-minibatches"]))
-        rate = f"{float(of['--learning-rate']):g}"
-        name = f"| {size[0]} × {size[1]} | {batch:,} | {rate} |"
-        mean, half = plots.mean_and_ci(np.array(run["final"]))
-        arms.setdefault(name, {})[of["--env-id"]] = f"{mean:.0f} ± {half:.0f}"
-    games = [game.removesuffix("-MinAtar") for game in GAMES]
-    print()
-    table(["N × K", "minibatch", "`--learning-rate`", *games],
-          [[*name.strip("| ").split(" | "), *(of[game] for game in GAMES)] for name, of in arms.items()])  # fmt: skip
-    print("\nReturns in the last tenth of training, mean ± half the 95 % interval.\n")
-    of_arms = {name: x for name, x in drawn.items() if name not in ("B3", "B4")}
-    rows = [[name, e["what"].replace("less", "minus"), signed(*bounds(e), digits=2)] for name, found in of_arms.items()
-            for e in found["effects"]]  # fmt: skip
-    table(["figure", "score, difference", "95 %"], rows)
-    print()
-    head = ["measurement of the final network", "claimed of more N", "N × 4", "the same, minibatches as small", "K × 4"]
-    of_network = [e for name in ("B3", "B4") if name in drawn for e in drawn[name]["effects"]]
-    rows = []
-    for three in (of_network[i : i + 3] for i in range(0, len(of_network), 3)):  # as show_measured adds them
-        name = three[0]["what"].partition(",")[0]
-        way = "higher" if three[0]["above"] is not None else "lower"
-        shown = [factor(*bounds(e)) if "log10" in name else signed(*bounds(e), digits=3) for e in three]
-        rows.append([name.removeprefix("log10 of "), way, *shown])
-    table(head, rows)
-    runs = [run for found in drawn.values() for run in found["runs"].values()]
-    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
-    days = sorted({found["drawn"] for found in drawn.values()})
-    print(f"\n{len(runs[0]['final'])} seeds; one core ({machines}), {days[-1]}. × : a factor; else a difference.")
-
-
-def bounds(effect: dict[str, Any]) -> tuple[float, ...]:
-    return tuple(np.nan if effect[key] is None else effect[key] for key in ("estimate", "low", "high"))
-
-
-def factor(estimate: float, low: float, high: float) -> str:
-    """An effect on log10, as a factor."""
-    return "× {:.2f} ({:.2f} to {:.2f})".format(*(10**x for x in (estimate, low, high)))
-
-
-def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
-    """{(COM, N): return in training after 2M steps, half of its 95 % interval}, of figures 1a and 7a."""
-    of = {}
-    for name in ("1a", "7a"):
-        for run in read(f"fig_{name}")["runs"].values():
-            words, curve = run["command"].split(), run["curve"]
-            com, number = (int(float(words[words.index(flag) + 1])) for flag in ("--com", "--num-envs"))
-            point = int(np.argmin(np.abs(np.array(curve["step"]) - 2_048_000)))
-            if curve["step"][-1] > 2e6:
-                values = curve["mean"][point], curve["ci95"][point]
-                of[com, number] = tuple(f"{x:,.0f}".replace("-", "−") for x in values)
-    return of
-
-
-def equal_steps() -> None:
-    """What 32 and 128 environments reach in as many steps."""
-    of = at_equal_steps()
-    rows = ([f"{com:,}", *("{} ± {}".format(*of[com, number]) for number in (32, 128))] for com in (8, 4096, 32768))
-    table(["`--com`", "32 environments", "128 environments"], rows)
-
-
-def branches() -> None:
-    """What was tried afterwards on runs that stood still on Pendulum."""
-    found, rows, controls = read("branches")["branches"], [], ("COM 8", "COM 64")
-    for name, of in found.items():
-        ends, control = of["last_tenth"], next(c for c in controls if c == name.partition(",")[0])
-        gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
-        told = "" if name == control else signed(gain.estimate, gain.low, gain.high)
-        kls = [np.median(ends[key]) for key in ("kl", "proximal_kl")]
-        rows.append(
-            [name, f"{np.mean(ends['return']):,.0f}", told, *(f"{x:,.0f}" if x > 9 else f"{x:.2g}" for x in kls)]
-        )
-    rows = [[cell.replace("-", "−") if i else cell for i, cell in enumerate(row)] for row in rows]
-    kls = "`outer/kl`, median", "`ewma/kl`, median"
-    table(["from half-way on", "return at the end", "less the unchanged branch, paired by seed (95 %)", *kls], rows)
 
 
 def bowl() -> None:

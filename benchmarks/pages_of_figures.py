@@ -1,0 +1,160 @@
+"""The tables of the papers' figures in README.md and docs/report.md, from results/fig_*.json; see pages.py."""
+
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import figures
+from benchmarks import arms as study
+from benchmarks.arms import GAMES
+from benchmarks.pages import ROOT, read, signed, table
+from common.run import plots
+from experiments import effects, paper_a as source, paper_b as minatar
+
+
+def paper_a(brief: bool = False) -> None:
+    """The figures of paper A on Pendulum that were run: verdicts. brief: only how two COMs end."""
+    drawn = {}
+    for name, figure in figures.FIGURES.items():
+        if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
+            drawn[name] = read(f"fig_{name}")
+    ends = {
+        run["command"].partition("--com ")[2].split()[0].removesuffix(".0"): float(np.mean(run["final"]))
+        for run in drawn["1a"]["runs"].values()
+    }
+    coms = sorted(ends, key=float)
+    if brief:
+        names = ("com-8.0", "com-8.0_clip_eps-0.02", "com-4096.0")  # before the digest
+        runs = {key.rpartition("_")[0]: run["final"] for key, run in drawn["12a"]["runs"].items()}
+        weak, smaller, good = (f"−{-np.mean(runs[f'ppo_ewma_{name}']):.0f}" for name in names)
+        few, many = (at_equal_steps()[8, n][0] for n in (32, 128))
+        print("- [With too large an outer step PPO ends low](docs/report.md#paper-as-figures-on-pendulum): on Pendulum")
+        print(f"  COM 8 ends at {weak} (1.6M steps), with ε 0.02 in place of 0.2 at {smaller}; COM 4,096", end=" ")
+        print(
+            f"at {good}. Seen\n  afterwards: 128 environments in place of 32 took COM 8 from {few} to {many}", end=" "
+        )
+        print("at 2M steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
+        print("rate better.")
+        return
+    table(["`--com`", *(f"{int(com):,}" for com in coms)],
+          [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
+    print()
+    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
+    runs = [run for found in drawn.values() for run in found["runs"].values()]
+    seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
+    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
+    print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
+
+
+def paper_b() -> None:
+    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
+    names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
+    drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
+    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
+    runs = {name: run for found in drawn.values() for name, run in found["runs"].items()}
+    arms: dict[tuple[int, int, int], dict[str, list[float]]] = {}
+    for run in runs.values():
+        of = dict(pairwise(run["command"].split()))
+        n, k = int(of["--num-envs"]), int(of["--num-steps"])
+        batch = int(of.get("--minibatch-size") or n * k // int(of["--num-minibatches"]))
+        steps = int(of["--total-timesteps"]) * int(of["--update-epochs"]) // batch
+        arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
+    games = [game.removesuffix("-MinAtar") for game in GAMES]
+    shown = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
+    print()
+    table(["N × K", "minibatch", "gradient steps", *games],
+          [[f"{n} × {k}", *(f"{x:,}" for x in rest), *(shown(of[game]) for game in GAMES)]
+           for (n, k, *rest), of in arms.items()])  # fmt: skip
+    seeds = max(len(x) for of in arms.values() for x in of.values())
+    highest = {game: max(np.mean(of[game]) for of in arms.values()) for game in GAMES}
+    failed = [game for game in GAMES if highest[game] <= study.GATE[game]]
+    print(f"\nReturns in the last tenth of training: mean ± half the 95 % interval of {seeds} seeds. The gate", end=" ")
+    print(f"fails on {', '.join(failed)}.\n" if failed else "is passed.\n")
+    differences_of_b(drawn)
+    measurements_of_b(drawn)
+    machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs.values()}))
+    print(f"\nOne core ({machines}), {max(found['drawn'] for found in drawn.values())}.")
+
+
+def differences_of_b(drawn: dict[str, Any]) -> None:
+    """Scores; what two figures have counts once."""
+    base, rows = minatar.PRESETS["laptop"].base, []
+    for name, effect in ((n, e) for n in ("B1a", "B1b", "BN") if n in drawn for e in drawn[n]["effects"]):
+        if name == "BN" and effect["outcome"] != "reported":
+            continue
+        size = lambda m: f"{int(m[1]) * base['num_envs']} × {base['num_steps']}{', ' + m[2] if m[1] != '1' else ''}"  # noqa: E731
+        what = re.sub(r"N (\d+), K (\d+)", r"\1 × \2", effect["what"].partition(", ")[2].replace("less", "minus"))
+        what = re.sub(r"N × (\d+), ([^(]*?)(?: \(the paper\))?(?= minus|$)", size, what)
+        of = study.differences(*map(np.array, effect["samples"]), level=0.95)
+        rows.append([name, what, *(signed(*x, digits=2) for x in of.values()), effect["outcome"]])
+    games = [game.removesuffix("-MinAtar") for game in GAMES]
+    table(["", "score, difference", "interquartile mean", "mean", *games, "claimed above 0"], rows)
+    print("\n95 % intervals: of the first a bootstrap, which decides; the others are Welch's.\n")
+
+
+def measurements_of_b(drawn: dict[str, Any]) -> None:
+    """What more data moved in the final network."""
+    found = [effect for name in ("B3", "B4") if name in drawn for effect in drawn[name]["effects"]]
+    rows = []
+    for three in (found[i : i + 3] for i in range(0, len(found), 3)):  # as show_measured adds them
+        name = three[0]["what"].partition(",")[0]
+        log = name.startswith("log10 of ")
+        tell = factor if log else lambda *x: signed(*x, digits=3)
+        (more, base), _, (longer, _) = (list(map(np.array, e["samples"])) for e in three)
+        last = effects.mean_over_games("", more, longer)
+        of = [[np.nan if e[k] is None else e[k] for k in ("estimate", "low", "high")] for e in three]
+        way, mean = "higher" if three[0]["above"] is not None else "lower", float(base.mean())
+        rows.append([name.removeprefix("log10 of "), way, f"{10**mean if log else mean:.3g}",
+                     *(tell(*x) for x in of), tell(last.estimate, last.low, last.high)])  # fmt: skip
+    base, k = minatar.PRESETS["laptop"].base, minatar.MOST
+    more, longer = f"{k * base['num_envs']} × {base['num_steps']}", f"{base['num_envs']} × {k * base['num_steps']}"
+    head = ["measurement", "with more N, paper B", f"{base['num_envs']} × {base['num_steps']}", more]
+    table([*head, f"{more}, more minibatches", longer, f"{more} minus {longer}"], rows)
+
+
+def factor(estimate: float, low: float, high: float) -> str:
+    """An effect on log10, as a factor."""
+    return "× {:.2f} ({:.2f} to {:.2f})".format(*(10**x for x in (estimate, low, high)))
+
+
+def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
+    """{(COM, N): return in training after 2M steps, half of its 95 % interval}, of figures 1a and 7a."""
+    of = {}
+    for name in ("1a", "7a"):
+        for run in read(f"fig_{name}")["runs"].values():
+            words, curve = run["command"].split(), run["curve"]
+            com, number = (int(float(words[words.index(flag) + 1])) for flag in ("--com", "--num-envs"))
+            point = int(np.argmin(np.abs(np.array(curve["step"]) - 2_048_000)))
+            if curve["step"][-1] > 2e6:
+                values = curve["mean"][point], curve["ci95"][point]
+                of[com, number] = tuple(f"{x:,.0f}".replace("-", "−") for x in values)
+    return of
+
+
+def equal_steps() -> None:
+    """What 32 and 128 environments reach in as many steps."""
+    of = at_equal_steps()
+    rows = ([f"{com:,}", *("{} ± {}".format(*of[com, number]) for number in (32, 128))] for com in (8, 4096, 32768))
+    table(["`--com`", "32 environments", "128 environments"], rows)
+
+
+def branches() -> None:
+    """What was tried afterwards on runs that stood still on Pendulum."""
+    found, rows, controls = read("branches")["branches"], [], ("COM 8", "COM 64")
+    for name, of in found.items():
+        ends, control = of["last_tenth"], next(c for c in controls if c == name.partition(",")[0])
+        gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
+        told = "" if name == control else signed(gain.estimate, gain.low, gain.high)
+        kls = [np.median(ends[key]) for key in ("kl", "proximal_kl")]
+        rows.append(
+            [name, f"{np.mean(ends['return']):,.0f}", told, *(f"{x:,.0f}" if x > 9 else f"{x:.2g}" for x in kls)]
+        )
+    rows = [[cell.replace("-", "−") if i else cell for i, cell in enumerate(row)] for row in rows]
+    kls = "`outer/kl`, median", "`ewma/kl`, median"
+    table(["from half-way on", "return at the end", "less the unchanged branch, paired by seed (95 %)", *kls], rows)
