@@ -106,7 +106,8 @@ def test_since_when_it_stands_still(since):
     ("slow", RISE, 0.3, {"outer__kl": 1e-4, "losses__clipfrac": 0.12}),
     ("random", RISE, 0.0, {"losses__entropy": (1.0, 0.999), "outer__own_gain": 1e-4}),
     ("unknown", RISE, 0.3, {}),
-    # The entropy of a Gaussian policy may be negative.
+    # The entropy of a Gaussian policy may be negative, and rise.
+    ("unknown", RISE, 0.3, {"losses__entropy": -0.3 - 0.7 * np.exp(-100 * X)}),
     ("step", RISE, 0.3, {"losses__entropy": (1.4, -2.0), "outer__own_gain": 0.1, "outer__fresh_gain": -0.02}),
     ("slow", 0 * X, 0.3, {"losses__entropy": (-1.50, -1.51), "outer__kl": 1e-6}),
     ("slow", np.zeros(9), 0.3, {"outer__kl": 1.5e-7, "updates": 9}),  # so few updates that nothing could come of them

@@ -16,7 +16,7 @@ import ppo
 import sapg
 from common import envs
 from common.actions import Box, Discrete, Gaussian
-from common.run import arguments
+from common.run import arguments, memory
 from common.run.arguments import parse
 
 pytestmark = pytest.mark.slow  # to compile
@@ -301,6 +301,8 @@ def test_what_cannot_work_is_one_line():
         (dict(adaptive_lr_kl=0.016, num_rollout_chunks=16), "--num-rollout-chunks 16: the KL of a later chunk"),
     ):
         assert re.search(said, refusal(sapg.Args, **flags))
+    many = sapg.Args(num_envs=6 * 2**18, num_steps=1200, total_timesteps=2**32, num_devices=1)  # 1.9e9, and a sixth
+    assert "more than 2^31 transitions" in refusal(memory.check_counts, many)
     low, high = np.zeros(2, np.float32), np.ones(2, np.float32)
     args = sapg.Args(**FLAGS, num_blocks=2, bounds_coef=1e-4)
     build(sapg, Noise(Box(-high, high)), args)

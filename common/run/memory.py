@@ -66,8 +66,9 @@ def needed(program: Any) -> tuple[int, int]:
 
 
 def check_counts(args: Any) -> None:
-    """Refuse more transitions than the shuffle can count in 32 bits."""
-    if args.batch_size > 2**31 * args.num_rollout_chunks * args.num_devices:
+    """Refuse more transitions than the shuffle can count in 32 bits; those that sapg.py relabels count again."""
+    chunk = math.prod(getattr(args, "epoch", (1, args.batch_size // args.num_rollout_chunks)))
+    if chunk > 2**31 * args.num_devices:
         sizes = f"--num-envs {args.num_envs} * --num-steps {args.num_steps}"
         more = f"use more than --num-rollout-chunks {args.num_rollout_chunks}"
         raise UsageError(f"{sizes}: more than 2^31 transitions per device and chunk; {more}")
