@@ -14,7 +14,6 @@ import figures
 from benchmarks import arms as study
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
-from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
 
@@ -52,11 +51,11 @@ def paper_a(brief: bool = False) -> None:
     print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
 
 
-def paper_b() -> None:
-    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
+def paper_b(brief: bool = False) -> None:
+    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences. brief: only what
+    larger minibatches did."""
     names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
     drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
-    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     runs = {name: run for found in drawn.values() for name, run in found["runs"].items()}
     arms: dict[tuple[int, int, int], dict[str, list[float]]] = {}
     for run in runs.values():
@@ -66,7 +65,23 @@ def paper_b() -> None:
         steps = int(of["--total-timesteps"]) * int(of["--update-epochs"]) // batch
         arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
-    shown = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
+    if brief:
+        n = minatar.PRESETS["laptop"].base["num_envs"]
+        ends = {size: np.mean(of[GAMES[0]]) for size, of in arms.items() if size[1] == minatar.TUNED["num_steps"]}
+        few, large, small = (f"{end:.0f}" for _, end in sorted(ends.items(), key=lambda x: (x[0][0], -x[0][2])))
+        print(
+            f"- [{minatar.MOST * n} environments in place of {n}](docs/report.md#paper-bs-figures-on-minatar) took",
+            end=" ",
+        )
+        print(
+            f"Breakout\n  from {few} to {small} with minibatches of the same size (paper A's recipe), to {large}",
+            end=" ",
+        )
+        print("with larger ones\n  (3 seeds, seen afterwards). Feature rank, dormant neurons and weight", end=" ")
+        print("norm moved as\n  paper B says, but as much with longer rollouts.")
+        return
+    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
+    shown = lambda x: ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
     print()
     table(["N × K", "minibatch", "gradient steps", *games],
           [[f"{n} × {k}", *(f"{x:,}" for x in rest), *(shown(of[game]) for game in GAMES)]
@@ -74,7 +89,7 @@ def paper_b() -> None:
     seeds = max(len(x) for of in arms.values() for x in of.values())
     highest = {game: max(np.mean(of[game]) for of in arms.values()) for game in GAMES}
     failed = [game for game in GAMES if highest[game] <= study.GATE[game]]
-    print(f"\nReturns in the last tenth of training: mean ± half the 95 % interval of {seeds} seeds. The gate", end=" ")
+    print(f"\nReturns in the last tenth of training, of seeds 0 to {seeds - 1}. The gate", end=" ")
     print(f"fails on {', '.join(failed)}.\n" if failed else "is passed.\n")
     differences_of_b(drawn)
     measurements_of_b(drawn)
