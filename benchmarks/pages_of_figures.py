@@ -70,15 +70,13 @@ def paper_b(brief: bool = False) -> None:
         ends = {size: np.mean(of[GAMES[0]]) for size, of in arms.items() if size[1] == minatar.TUNED["num_steps"]}
         few, large, small = (f"{end:.0f}" for _, end in sorted(ends.items(), key=lambda x: (x[0][0], -x[0][2])))
         print(
-            f"- [{minatar.MOST * n} environments in place of {n}](docs/report.md#paper-bs-figures-on-minatar) took",
-            end=" ",
+            f"- [{minatar.MOST * n} environments](docs/report.md#paper-bs-figures-on-minatar) end at {small}", end=" "
         )
+        print("on Breakout with minibatches of the\n  same size (paper A's recipe), at", end=" ")
         print(
-            f"Breakout\n  from {few} to {small} with minibatches of the same size (paper A's recipe), to {large}",
-            end=" ",
+            f"{large} with larger ones, {n} environments at {few} (3 seeds, seen\n  afterwards). Feature rank,", end=" "
         )
-        print("with larger ones\n  (3 seeds, seen afterwards). Feature rank, dormant neurons and weight", end=" ")
-        print("norm moved as\n  paper B says, but as much with longer rollouts.")
+        print("dormant neurons and weight norm move as paper B says, but as\n  much with longer rollouts.")
         return
     table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     shown = lambda x: ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
