@@ -77,7 +77,7 @@ def observations(folder: Path, run: Cell) -> np.ndarray:
     if not file.exists():
         policies, seen = Policies(folder, run), []
         for update in spread(policies.updates, run, policies.where):
-            batch = policies.play(update)[1].batch
+            batch = policies.play(update, MEASURED)[1].batch
             obs = jax.vmap(arrays.unpack)(batch.obs) if policies.axis else arrays.unpack(batch.obs)[None]
             seen.append(np.asarray(obs[:, : SHOWN // CHECKPOINTS]))
         found = np.concatenate(seen, axis=1)
@@ -128,7 +128,7 @@ class Policies:
         if not self.updates:
             raise UsageError(f"{self.where}: has no checkpoint to measure")
 
-    def play(self, update: int, played: int = MEASURED) -> tuple[Any, Any]:
+    def play(self, update: int, played: int) -> tuple[Any, Any]:
         """Continues the run from a checkpoint at a learning rate of almost nothing. -> state, and as `sample.batch`
         MEASURED random ones of the next `played` transitions or more, [(seeds,) MEASURED, ...] of all chunks and
         devices. Games on the host cannot be restored: there they begin anew, and a later policy goes on with those of
