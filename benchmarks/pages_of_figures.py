@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def paper_b(brief: bool = False) -> None:
     names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
     drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
     runs = {name: run for found in drawn.values() for name, run in found["runs"].items()}
-    arms: dict[tuple[int, int, int], dict[str, list[float]]] = {}
+    arms: dict[tuple[int, ...], dict[str, list[float]]] = {}
     for run in runs.values():
         of = dict(pairwise(run["command"].split()))
         n, k = int(of["--num-envs"]), int(of["--num-steps"])
@@ -69,14 +70,17 @@ def paper_b(brief: bool = False) -> None:
         n = minatar.PRESETS["laptop"].base["num_envs"]
         ends = {size: np.mean(of[GAMES[0]]) for size, of in arms.items() if size[1] == minatar.TUNED["num_steps"]}
         few, large, small = (f"{end:.0f}" for _, end in sorted(ends.items(), key=lambda x: (x[0][0], -x[0][2])))
-        print(
-            f"- [{minatar.MOST * n} environments](docs/report.md#paper-bs-figures-on-minatar) end at {small}", end=" "
+        text = (
+            f"[{minatar.MOST * n} environments](docs/report.md#paper-bs-figures-on-minatar) end at {small} on Breakout "
         )
-        print(f"on Breakout with the\n  minibatches of {n}, at {large} with larger ones, {n} at {few}", end=" ")
-        print(
-            "(3 seeds, seen afterwards); on SpaceInvaders\n  alike. That more environments help is open. Rank,", end=" "
+        text += (
+            f"with the minibatches of {n}, at {large} with larger ones, {n} at {few} (3 seeds, seen afterwards); on "
         )
-        print("dormant neurons and weight norm move as\n  paper B says, but as much with longer rollouts.")
+        text += (
+            "SpaceInvaders alike. That more environments help is open. Rank, dormant neurons and weight norm move as "
+        )
+        text += "paper B says, but as much with longer rollouts."
+        print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
         return
     table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     shown = lambda x: ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
