@@ -364,7 +364,7 @@ the row were one process with `--num-seeds`, and eight such shared an H100. Ther
 [Breakout ended lower than on CPUs](scaling.md#on-a-gpu); on two other games five seeds show no difference. Where a seed
 was run on both, the CPU's run counts.
 
-References are other people's numbers, with their own protocols:
+References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
 [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. We judge sampled actions, although published
 scores are of the most probable ones, which mostly score higher. "Reached": our mean is at least the reference. "Below,

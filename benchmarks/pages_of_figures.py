@@ -66,20 +66,16 @@ def paper_b(brief: bool = False) -> None:
         steps = int(of["--total-timesteps"]) * int(of["--update-epochs"]) // batch
         arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
+    seeds = max(len(x) for of in arms.values() for x in of.values())
     if brief:
         n = minatar.PRESETS["laptop"].base["num_envs"]
         ends = {size: np.mean(of[GAMES[0]]) for size, of in arms.items() if size[1] == minatar.TUNED["num_steps"]}
         few, large, small = (f"{end:.0f}" for _, end in sorted(ends.items(), key=lambda x: (x[0][0], -x[0][2])))
-        text = (
-            f"[{minatar.MOST * n} environments](docs/report.md#paper-bs-figures-on-minatar) end at {small} on Breakout "
-        )
-        text += (
-            f"with the minibatches of {n}, at {large} with larger ones, {n} at {few} (3 seeds, seen afterwards); on "
-        )
-        text += (
-            "SpaceInvaders alike. That more environments help is open. Rank, dormant neurons and weight norm move as "
-        )
-        text += "paper B says, but as much with longer rollouts."
+        page = "docs/report.md#paper-bs-figures-on-minatar"
+        text = f"[{minatar.MOST * n} environments]({page}) end at {small} on Breakout with the minibatches of {n}, at "
+        text += f"{large} with larger ones, {n} at {few} ({seeds} seeds, seen afterwards); on SpaceInvaders alike. "
+        text += "That more environments help is open. Rank, dormant neurons and weight norm move as paper B says, but "
+        text += "as much with longer rollouts."
         print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
         return
     table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
@@ -88,7 +84,6 @@ def paper_b(brief: bool = False) -> None:
     table(["N × K", "minibatch", "gradient steps", *games],
           [[f"{n} × {k}", *(f"{x:,}" for x in rest), *(shown(of[game]) for game in GAMES)]
            for (n, k, *rest), of in arms.items()])  # fmt: skip
-    seeds = max(len(x) for of in arms.values() for x in of.values())
     print(f"\nReturns in the last tenth of training, of seeds 0 to {seeds - 1}. Above the gate:", end=" ")
     for game, end in zip(GAMES, ("; ", ".\n\n"), strict=True):
         passed = [

@@ -136,10 +136,12 @@ class Policies:
         state, _ = restore_newest(self.path, [update], self._like, self.where, partial=False)
         if self._on_host:
             state = state._replace(environments=jax.tree.map(jnp.copy, self._like.environments))
+        learner = jax.device_get(state.learner)  # the statistics of --norm-obs would move with what is played
         samples, count, axis = [], 0, self.axis
         of_all_devices = lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])  # noqa: E731
         while count < played:
             state, _, sample = self._step(state)
+            state = state._replace(learner=jax.device_put(learner, jax.tree.map(lambda x: x.sharding, state.learner)))
             rows = jax.tree.map(of_all_devices, jax.device_get(sample.batch))
             samples.append(rows)
             count += rows.target.shape[axis]

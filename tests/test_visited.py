@@ -69,8 +69,7 @@ def test_observations_are_those_of_policies_from_the_whole_run(monkeypatch, tmp_
     monkeypatch.setattr(visited.Policies, "play", lambda self, *how: played.append(how) or play(self, *how))
     found = visited.measurements(tmp_path, cell)
     assert played == [(UPDATES, 32 * 64)]  # the final network
-    # Nothing moved but the statistics of --norm-obs.
-    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * 2, abs=0.5)
+    assert found["plasticity/effective_sample_size"] == pytest.approx([100] * 2, abs=0.01)  # nothing moved
     assert found["plasticity/feature_rank"].shape == (2,) and found["plasticity/weight_norm"].min() > 1
     assert "planted" not in sys.modules
     shutil.rmtree(run / "checkpoints")
