@@ -334,12 +334,14 @@ def recipe_cells(p: Preset) -> Cells:
 
 def show_recipes(d: Data, cells: Cells, curves: bool) -> Shown:
     """The first recipe is nowhere clearly worse than another one, and the second is worse than the first where its
-    minibatches are small."""
+    minibatches are small. What the others differ by with more environments is reported."""
     arms = Arms(d, cells, called("--scaling", "--num-envs"))
     recipes, envs = parts(cells, 0), parts(cells, 1)
     for n in (n for n in envs if n != d.p.base["num_envs"]):
         arms.not_below(arms.best([(recipe, n) for recipe in recipes]), (recipes[0], n), MARGIN)
     arms.effect(FINAL, (recipes[0], envs[0]), (recipes[1], envs[0]), above=MARGIN)
+    for n, other in itertools.product((n for n in envs if n > d.p.base["num_envs"]), recipes[1:]):
+        arms.effect(FINAL, (recipes[0], n), (other, n))
     if curves:
         panels = arms.panels(called("--num-envs"), place=1, label=called("--scaling"))
         return Picture(panels, STEPS, d.p.axis), arms.effects
