@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -408,11 +409,17 @@ def test_a_branch_begins_where_its_parent_was(args):
 # What fails
 
 
-def test_an_interrupt_is_one_line_wherever_it_hits(capsys):
+def test_an_interrupt_is_one_line_wherever_it_hits(capsys, monkeypatch):
     """In JAX's callback of the garbage collector, from which Python can only print it, or in an import."""
-    what = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=KeyboardInterrupt())
+
+    class Collected:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", early._unraisable)
     with pytest.raises(KeyboardInterrupt):
-        early._unraisable(what)
+        Collected()
+        time.sleep(5)
     error = ImportError("numpy failed to import")
     error.__context__ = KeyboardInterrupt()
     for kind in (error, KeyboardInterrupt()):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # otherwise XLA:CPU logs a page for each program in its cache
@@ -10,9 +11,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise its threads figh
 
 
 def _unraisable(what: Any) -> None:
-    """Raise again a Ctrl-C that hit JAX's garbage-collector callback: without a caller Python can only print it."""
+    """Repeat a Ctrl-C that hit JAX's garbage-collector callback: without a caller Python can only print it. A moment
+    later, because what is raised in here is only printed, too."""
     if what.exc_type is KeyboardInterrupt:
-        signal.raise_signal(signal.SIGINT)
+        threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
     else:
         sys.__unraisablehook__(what)
 
