@@ -15,6 +15,7 @@ import figures
 from benchmarks import arms as study
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
+from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
 
@@ -152,6 +153,23 @@ def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
                 values = curve["mean"][point], curve["ci95"][point]
                 of[com, number] = tuple(f"{x:,.0f}".replace("-", "−") for x in values)
     return of
+
+
+def recipes() -> None:
+    """Returns of figure 9: three recipes for more environments."""
+    found, base = list(read("fig_9")["runs"].values()), source.PENDULUM.base
+    told = [dict(pairwise(run["command"].split())) for run in found]
+    ends = {(of.get("--scaling"), int(of["--num-envs"])): run["final"] for of, run in zip(told, found, strict=True)}
+    rows = []
+    for recipe in source.RECIPES:
+        of = {n: ends.get((recipe, n), ends[None, base["num_envs"]]) for n in source.PENDULUM.scaled_envs}
+        means = (tuple(map(float, plots.mean_and_ci(np.array(x)))) for x in of.values())
+        rows.append([f"`{recipe}`", *(f"−{-mean:.0f} ± {half:.0f}" for mean, half in means)])
+    table(["`--scaling`", *(f"{n} environments" for n in source.PENDULUM.scaled_envs)], rows)
+    few, base = (np.array(ends[key]) for key in ((source.RECIPES[0], 4), (None, base["num_envs"])))
+    gain = effects.difference("", base, few)
+    per_unit = source.PENDULUM.high - source.PENDULUM.low
+    print(f"\n32 minus 4 environments, as a score: {signed(*(x / per_unit for x in gain[1:4]), digits=2)}.")
 
 
 def equal_steps() -> None:
