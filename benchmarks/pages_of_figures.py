@@ -156,20 +156,49 @@ def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def recipes() -> None:
-    """Returns of figure 9: three recipes for more environments."""
-    found, base = list(read("fig_9")["runs"].values()), source.PENDULUM.base
-    told = [dict(pairwise(run["command"].split())) for run in found]
-    ends = {(of.get("--scaling"), int(of["--num-envs"])): run["final"] for of, run in zip(told, found, strict=True)}
+    """Figure 9: returns of three recipes for more environments, and how their scores differ."""
+    p, drawn = source.PENDULUM, read("fig_9")
+    runs = {}
+    for run in drawn["runs"].values():
+        of = dict(pairwise(run["command"].split()))
+        runs[of.get("--scaling"), int(of["--num-envs"])] = run
+    base = runs[None, p.base["num_envs"]]
+    runs = {(recipe, n): runs.get((recipe, n), base) for recipe in source.RECIPES for n in p.scaled_envs}
     rows = []
     for recipe in source.RECIPES:
-        of = {n: ends.get((recipe, n), ends[None, base["num_envs"]]) for n in source.PENDULUM.scaled_envs}
-        means = (tuple(map(float, plots.mean_and_ci(np.array(x)))) for x in of.values())
-        rows.append([f"`{recipe}`", *(f"−{-mean:.0f} ± {half:.0f}" for mean, half in means)])
-    table(["`--scaling`", *(f"{n} environments" for n in source.PENDULUM.scaled_envs)], rows)
-    few, base = (np.array(ends[key]) for key in ((source.RECIPES[0], 4), (None, base["num_envs"])))
-    gain = effects.difference("", base, few)
-    per_unit = source.PENDULUM.high - source.PENDULUM.low
-    print(f"\n32 minus 4 environments, as a score: {signed(*(x / per_unit for x in gain[1:4]), digits=2)}.")
+        ends = (plots.mean_and_ci(np.array(runs[recipe, n]["final"])) for n in p.scaled_envs)
+        rows.append([f"`{recipe}`", *(f"−{-mean:.0f} ± {half:.0f}" for mean, half in ends)])
+    table(["`--scaling`", *(f"{n} environments" for n in p.scaled_envs)], rows)
+    differences = {}
+    for effect in (e for e in drawn["effects"] if e["outcome"] == "reported"):
+        *_, other, _, n = effect["what"].split()
+        told = signed(*(effect[k] for k in ("estimate", "low", "high")), digits=2)
+        differences.setdefault(other, []).append(f"{told} with {n}")
+    text = f"Score of `{source.RECIPES[0]}` minus that of "
+    text += "; of ".join(f"`{other}`: {', '.join(told)}" for other, told in differences.items())
+    few, *_ = p.scaled_envs
+    samples = (np.array(run["final"]) / (p.high - p.low) for run in (base, runs[source.RECIPES[0], few]))
+    gain = effects.difference("", *samples)
+    text += f". Computed afterwards: {p.base['num_envs']} minus {few} environments "
+    text += f"{signed(gain.estimate, gain.low, gain.high, digits=2)}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def epsilons() -> None:
+    """Figures 6b and 7b: the ends of PPO with a large ε, and with 0."""
+
+    def ends(name: str, epsilon: str, flag: str) -> str:
+        found = {}
+        for run in read(f"fig_{name}")["runs"].values():
+            of = dict(pairwise(run["command"].split()))
+            if float(of["--clip-eps"]) == float(epsilon):
+                found[int(of[flag])] = f"−{-np.mean(run['final']):,.0f} with {of[flag]}"
+        return ", ".join(found[value] for value in sorted(found))
+
+    text = "**For ε that holds, too** (figure 6b), by epochs: "
+    text += f"ε 0.6 ends at {ends('6b', '0.6', '--update-epochs')}; ε 0 at {ends('6b', '0', '--update-epochs')}. "
+    text += "Whether more environments help ε 0.6 is open (figure 7b): it ends at "
+    print(textwrap.fill(f"{text}{ends('7b', '0.6', '--num-envs')}.", 118, break_on_hyphens=False))
 
 
 def equal_steps() -> None:

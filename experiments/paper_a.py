@@ -476,7 +476,9 @@ def com_cells(p: Preset) -> Cells:
 WEAK_EARLY = "plateaus early, strong regularisation is slow."
 MORE_EPOCHS = "With weak regularisation more epochs end lower; with strong, few are slow"
 TOLERATE = "Large batches tolerate weak regularisation far better."
-RECIPE_CLAIM = "More minibatches of the same size are reliable; larger ones at the same rate are worse where small."
+RECIPE_CLAIM = (
+    "Minibatches of one size are reliable for every N; a size that follows N, at the same rate, is worse if small."
+)
 TRADE = "For every COM some ε does about as well as the best pair; an extreme ε never does."
 pair_cells = sweep(ewma, com=lambda p: p.grid_coms, clip_eps=lambda p: p.grid_epsilons)
 # fmt: off
@@ -516,7 +518,7 @@ FIGURES = {
         lambda p: batch_cells(p, ppo, clip_eps=[eps for eps in p.epoch_epsilons if eps]),
         partial(show_batches, flag="--clip-eps"), TOLERATE),
     "8": Figure("Data-to-divergence ratio, all runs of 5, 6 and 12", PRESETS, ddr_cells, show_ddr,
-        "Performance falls at both ends; the best ratio rises with the budget."),
+        "Performance falls at both ends of the data-to-divergence ratio; the best one rises with the budget."),
     "9": Figure("N by three recipes: learning curves", PRESETS, recipe_cells, partial(show_recipes, curves=True),
         RECIPE_CLAIM),
     "12a": Figure("COM × ε: the best ε for each COM", PRESETS, pair_cells, partial(show_trade, best_only=True), TRADE),
