@@ -135,17 +135,22 @@ class Results:
         self.runs = {name: run for name, run in self.runs.items() if run["arm"] not in arms or name == now(run)}
 
     def keep(self, cell: grid.Cell) -> None:
-        """Take what is told of a finished run: its final policy's return, its time and its curve."""
-        folder = self.args.runs_dir / cell.name
-        summary, made = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "args"))
-        flags, arm = made["args"], cell.name.split("_")[1].removeprefix("arm-")
-        self.runs[cell.name] = {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"]} | {
-            "return": summary.get("eval/episodic_return", {}).get("mean"),
-            "seconds": round(summary["wall_s"]),
-            "machine": made["machine"],
-            "curve": learning.make_curve(folder),
-        }
+        """Take what is told of a finished run."""
+        self.runs[cell.name] = told(cell, self.args.runs_dir)
         self.write()
+
+
+def told(cell: grid.Cell, runs_dir: Path) -> dict[str, Any]:
+    """What is kept of a finished run: its final policy's return, its time and its curve."""
+    folder = runs_dir / cell.name
+    summary, made = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "args"))
+    flags, arm = made["args"], cell.name.split("_")[1].removeprefix("arm-")
+    return {"arm": arm, "env_id": flags["env_id"], "seed": flags["seed"]} | {
+        "return": summary.get("eval/episodic_return", {}).get("mean"),
+        "seconds": round(summary["wall_s"]),
+        "machine": made["machine"],
+        "curve": learning.make_curve(folder),
+    }
 
 
 def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, dict[int, Any]]]:
