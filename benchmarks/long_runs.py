@@ -16,6 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import arms, report
+from common.run import plots
 from common.run.tracking import say
 from experiments import effects, grid
 from experiments.paper_a import FLAT
@@ -42,6 +43,11 @@ def gains(runs: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.array(found)
 
 
+def passes(curve: Sequence[Sequence[float | None]], goal: float) -> float:
+    """After how many million steps a curve of steps ... and return is first at a goal; infinite if it never is."""
+    return next((of[0] / 1e6 for of in curve if (of[-1] or 0) >= goal), np.inf)
+
+
 def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     """The effects that the rules judge."""
     small, many = ([run for run in runs.values() if run["arm"] == arm] for arm in ARMS)
@@ -53,6 +59,25 @@ def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     ]
 
 
+def draw(runs: dict[str, Any], path: Path) -> None:
+    """Each run's return in training, and final returns beside those of the shorter runs."""
+    shorter, ticks = arms.returns(json.loads(arms.Args().out.read_text())), []
+    figure, axes = report.new_figure(1, 2, "Breakout with sticky actions: three times as many steps")
+    for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
+        of, name = [run for run in runs.values() if run["arm"] == arm], "{:,} × {:,}".format(*arms.ARMS[arm][:2])
+        for number, run in enumerate(of):
+            curve = np.array(run["curve"], np.float64)
+            axes[0, 0].plot(curve[:, 0] / 1e6, curve[:, 2], color=colour, linewidth=1.2, label="" if number else name)
+        for steps, values in (("10.5M", shorter[arm][GAME].values()), ("31.5M", [run["return"] for run in of])):
+            axes[0, 1].plot([len(ticks)] * len(values), [*values], "o", color=colour, alpha=0.6)
+            ticks.append(f"{name}\n{steps} steps")
+    arms.draw_references(axes[0, 0], GAME)
+    axes[0, 0].set(title="in training", xlabel="million environment steps", ylabel="return", ylim=(0, None))
+    axes[0, 1].set(title="final policies", ylim=(0, None), xlim=(-0.5, len(ticks) - 0.5))
+    axes[0, 1].set_xticks(range(len(ticks)), ticks, fontsize=8)
+    report.save_figure(figure, path, "One line or dot per seed. Published: discogen's PPO, without sticky actions.")
+
+
 def main() -> None:
     out = ARGS.out
     runs = json.loads(out.read_text())["runs"] if out.exists() else {}
@@ -62,6 +87,7 @@ def main() -> None:
         report.write(out, report.record(runs=dict(sorted(runs.items()))))
 
     grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
+    draw(runs, out.with_suffix(".png"))
     print(*claimed(runs), sep="\n")
 
 

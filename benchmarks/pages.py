@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppo
-from benchmarks import arms as study, tasks
+from benchmarks import arms as study, long_runs as lasting, tasks
 from benchmarks.arms import ARMS, CLAIMS, GAMES
 from benchmarks.learning import read as read_runs, runs_of
 from clinic.advice import HEALED
@@ -89,8 +89,19 @@ def learning() -> None:
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
-def environments() -> None:
-    """The effect of 2,048 environments in place of 64, with the same flags."""
+def environments(brief: bool = False) -> None:
+    """Returns by the number of environments with the same flags; the effect of 2,048 in place of 64. brief: the returns
+    of some games."""
+    games = [*tasks.GAMES][: 3 if brief else None]
+    rows = []
+    for number in (64, 512, 2048, 8192):
+        found = [np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{number}"]]) for game in games]
+        shown = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(x)) if len(x) >= effects.FEWEST else "–" for x in found)
+        rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *shown])
+    table(["environments", "updates", *games], rows)
+    if brief:
+        return
+    print()
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
     of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
     asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
@@ -172,6 +183,35 @@ def flags_of_arms(found: dict[str, Any]) -> None:
         rows.append(row + ["–"] * (3 + len(names) - len(row)))
     table(["N × K", "trials", "best trial", *(f"`--{name.replace('_', '-')}`" for name in names)], rows)
     print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
+
+
+def long_runs(brief: bool = False) -> None:
+    """What runs three times as long show of 64 and 4,096 environments. brief: only a sentence."""
+    found, before = read("long_runs"), study.returns(read("arms"))
+    runs, game = found["runs"], lasting.GAME.removesuffix("-MinAtar")
+    claims, by_arm = lasting.claimed(runs), {arm: [x for x in runs.values() if x["arm"] == arm] for arm in lasting.ARMS}
+    listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
+    means = {arm: np.mean([run["return"] for run in of]) for arm, of in by_arm.items()}
+    shorter = {arm: np.mean([*before[arm][lasting.GAME].values()]) for arm in by_arm}
+    if brief:
+        told = ", ".join(f"{named(arm)} from {shorter[arm]:.0f} to {means[arm]:.0f}" for arm in by_arm)
+        print(f"- [With three times as many steps](docs/report.md#runs-three-times-as-long) on {game}:", end=" ")
+        print(f"{told}.\n  That 64 stand still where 4,096 go on: {effects.verdict(claims)}.")
+        return
+    rows = []
+    for arm, of in by_arm.items():
+        wall = [lasting.passes(run["curve"], 32) for run in of]
+        waits = ", ".join("never" if np.isinf(x) else f"{x:.1f}" for x in wall)
+        ends = before[arm][lasting.GAME].values(), (run["return"] for run in of)
+        rows.append([named(arm), *map(listed, ends), waits])
+    table(["N × K", "return after 10.5M", "after 31.5M", "reaches 32 (million steps)"], rows)
+    print("\nReturns of final policies, one number per seed.\n")
+    bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
+    rows = [[x.what, signed(x.estimate, x.low, x.high, 2), bound(x), x.outcome] for x in claims]
+    table(["score", "mean (95 %)", "claimed", ""], rows)
+    verdict = effects.verdict(claims) if max(means.values()) > study.GATE[lasting.GAME] else "none: the gate fails"
+    print(f"\nTogether: **{verdict}**.", end=" ")
+    measured(found)
 
 
 def pilots() -> None:
@@ -259,8 +299,7 @@ def pause() -> None:
             by_name[f"N = 2,048, H100, {'as typed' if '=' not in call['how'] else 'full float32'}"] = call["curves"]
     rows = []
     for name, curves in by_name.items():
-        passes = lambda goal, c: next((n / 1e6 for n, value in c if (value or 0) >= goal), np.inf)  # noqa: E731
-        began, ended = (np.array([passes(goal, curve) for curve in curves]) for goal in (20, 32))
+        began, ended = (np.array([lasting.passes(curve, goal) for curve in curves]) for goal in (20, 32))
         left = np.isfinite(ended)
         lasted = (ended - began)[left]
         longest = f"{lasted.max():.1f}" if left.all() else f"never ({sum(~left)})"

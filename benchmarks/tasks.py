@@ -208,6 +208,13 @@ def many() -> Iterator[Row]:
     yield Row("breakout_ppo_65536", "minatar", "Breakout", "ppo.py", flags, GAMES["Breakout"][0], DISCOGEN)
 
 
+def million() -> Iterator[Row]:
+    """Ten updates."""
+    flags, score, source = "--env-id CartPole-v1 --num-envs 1048576 --num-steps 16", *CLASSIC["CartPole"][:2]
+    flags += f" --total-timesteps {10 * 16 * 2**20}"
+    yield Row("cartpole_ppo_1048576", "classic", "CartPole", "ppo.py", flags, score, source, seeds=1, alone=True)
+
+
 def plain() -> Iterator[Row]:
     for group, tasks in {"classic": CLASSIC, "control": CONTROL, "others": OTHERS}.items():
         for task, (score, source, flags) in tasks.items():
@@ -222,4 +229,6 @@ def pairs() -> Iterator[Row]:
         yield Row(f"{name}_{kind}", "memory", task, script, flags, against=f"{name}_beside_{kind}")
 
 
-TABLE = {row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *many(), *plain(), *pairs())}
+TABLE = {
+    row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *many(), *plain(), *million(), *pairs())
+}

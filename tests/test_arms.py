@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("optuna")
@@ -12,8 +13,9 @@ pytest.importorskip("optuna")
 # isort: split
 import ppo
 import tune
-from benchmarks import arms, pages
+from benchmarks import arms, long_runs, pages
 from common.run import arguments
+from experiments.references import REFERENCES
 
 pytestmark = pytest.mark.optional
 
@@ -112,6 +114,22 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(monkeypatch, c
     del runs["manyBreakout-MinAtar5"]
     pages.arms()
     assert "| open (5 of 6 seeds) |" in capsys.readouterr().out
+
+
+def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
+    steps = np.arange(1, 41) * 1e6
+    low, high = REFERENCES[long_runs.GAME]
+    run = lambda arm, curve: {"arm": arm, "return": curve[-1], "curve": [[n, 0.0, x] for n, x in zip(steps, curve)]}  # noqa: E731, B905
+    flat, late = np.full(40, 20.0), np.where(steps > 20e6, high, low)
+    flat[[5, 30]] = 90.0  # neither before half-way nor at the end
+    runs = {f"{arm}{i}": run(arm, x + i / 99) for i in range(3) for arm, x in (("small", flat), ("many", late))}
+    runs["small0"]["curve"][39][2] = None  # no episode ended
+    still, rising, above = long_runs.claimed(runs)
+    assert abs(still.estimate) < 1e-9 and rising.estimate == pytest.approx(1.0)
+    assert above.estimate == pytest.approx((high - 20) / (high - low))
+    assert [x.outcome for x in (still, rising, above)] == ["holds"] * 3
+    assert long_runs.passes([[1e6, 3.0], [2e6, None], [3e6, 32.0]], 32) == 3.0
+    assert np.isinf(long_runs.passes([[1e6, 3.0]], 32))
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high():
