@@ -294,9 +294,6 @@ def pause() -> None:
     same = "same_flags_breakout_10M"
     shown |= {f"{same}_peer": "PureJaxRL's `ppo.py`, N = 64", f"{same}_ours": "`ppo.py` with its flags, N = 64"}
     by_name = {name: [[(n, x) for n, _, x in run["curve"]] for run in learned()[row]] for row, name in shown.items()}
-    for call in read("gpu")["ten_seeds"]["calls"]:
-        if "curves" in call:
-            by_name[f"N = 2,048, H100, {'as typed' if '=' not in call['how'] else 'full float32'}"] = call["curves"]
     rows = []
     for name, curves in by_name.items():
         began, ended = (np.array([lasting.passes(curve, goal) for curve in curves]) for goal in (20, 32))
@@ -324,6 +321,10 @@ def million() -> None:
         rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
+    for run in learned()["cartpole_ppo_1048576"]:
+        minutes, cores = run["seconds"] / 60, run["machine"]["cores"]
+        print(f"The command's ten updates ended at a return of {run['sampled']:.0f}", end=" ")
+        print(f"(the limit is 500) in {minutes:.0f} minutes on {cores} cores ({run['machine']['cpu']}), one seed.")
 
 
 def compare() -> None:

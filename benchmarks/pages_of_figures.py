@@ -53,9 +53,8 @@ def paper_a(brief: bool = False) -> None:
     print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
 
 
-def paper_b(brief: bool = False) -> None:
-    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences. brief: only what
-    larger minibatches did."""
+def paper_b() -> None:
+    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
     names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
     drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
     runs = {name: run for found in drawn.values() for name, run in found["runs"].items()}
@@ -68,17 +67,6 @@ def paper_b(brief: bool = False) -> None:
         arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     seeds = max(len(x) for of in arms.values() for x in of.values())
-    if brief:
-        n = minatar.PRESETS["laptop"].base["num_envs"]
-        ends = {size: np.mean(of[GAMES[0]]) for size, of in arms.items() if size[1] == minatar.TUNED["num_steps"]}
-        few, large, small = (f"{end:.0f}" for _, end in sorted(ends.items(), key=lambda x: (x[0][0], -x[0][2])))
-        page = "docs/report.md#paper-bs-figures-on-minatar"
-        text = f"[{minatar.MOST * n} environments]({page}) end at {small} on Breakout with the minibatches of {n}, at "
-        text += f"{large} with larger ones, {n} at {few} ({seeds} seeds, seen afterwards); on SpaceInvaders alike. "
-        text += "That more environments help is open. Rank, dormant neurons and weight norm move as paper B says, but "
-        text += "as much with longer rollouts."
-        print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
-        return
     table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     shown = lambda x: ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
     print()
@@ -204,15 +192,22 @@ def epsilons() -> None:
 def equal_steps() -> None:
     """What 32 and 128 environments reach in as many steps."""
     of = at_equal_steps()
-    rows = ([f"{com:,}", *("{} ± {}".format(*of[com, number]) for number in (32, 128))] for com in (8, 4096, 32768))
-    table(["`--com`", "32 environments", "128 environments"], rows)
+    pairs = [f"COM {com:,} {' and '.join(' ± '.join(of[com, n]) for n in (32, 128))}" for com in (8, 4096, 32768)]
+    text = (
+        f"At equal steps (2M) 32 and 128 environments are at, COM by COM: {'; '.join(pairs)} (one point of the curve, "
+    )
+    text += (
+        "± half the 95 % interval). 128 have had a quarter of the updates and gradient steps by then, with minibatches "
+    )
+    text += "four times as large. So the best of these COMs is a smaller one with more environments."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def branches() -> None:
     """What was tried afterwards on runs that stood still on Pendulum."""
-    found, rows, controls = read("branches")["branches"], [], ("COM 8", "COM 64")
-    for name, of in found.items():
-        ends, control = of["last_tenth"], next(c for c in controls if c == name.partition(",")[0])
+    found, rows, control = read("branches")["branches"], [], "COM 8"
+    for name, of in ((name, of) for name, of in found.items() if name.partition(",")[0] == control):
+        ends = of["last_tenth"]
         gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
         told = "" if name == control else signed(gain.estimate, gain.low, gain.high)
         kls = [np.median(ends[key]) for key in ("kl", "proximal_kl")]

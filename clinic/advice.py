@@ -20,6 +20,7 @@ from experiments.references import REFERENCES, reference_score
 
 MANY = 3  # so many flags far from all examples: rather all of an example
 NEAR = 0.8  # of a published return: nothing is wrong
+LOW = 0.5  # of it: a run that stands still has missed something
 SHORT = 0.1  # of an example's steps
 FAST_KL = 0.06  # nats; by fit to runs whose rate was 10, 30 and 300 times too small
 HEALED = 0.8  # of the healthy runs' score (benchmarks/cures.py)
@@ -67,7 +68,8 @@ def by_the_log(label: str, n: Numbers, args: Any = None) -> list[tuple[str, dict
 def advise(found: Found, script: str, args: Any, without: str | None = None) -> list[Advice]:
     """What to try with a run, as commands from scratch. without: an environment of which nothing is known."""
     env_id, level = args.env_id, found.level
-    if env_id in REFERENCES and env_id != without and reference_score(env_id, level) >= NEAR:
+    score = reference_score(env_id, level) if env_id in REFERENCES and env_id != without else np.nan
+    if score >= NEAR:
         return [Advice("nothing", f"nothing: {level:.4g} is near the best published return, or above it")]
     tries: list[Advice] = []
 
@@ -91,6 +93,9 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
     if like.close and args.total_timesteps < SHORT * nearest.total_timesteps:
         longer = {"total_timesteps": nearest.total_timesteps}
         add("steps", "as many steps as it took to learn such a task", usual.changed(args, longer))
+    if not tries and found.label in ("settled", "no gain") and score < LOW:
+        low = f"{level:.4g} is far below the published {REFERENCES[env_id][1]:g}, but no flag is unusual: other seeds"
+        add("nothing", low, usual.changed(args, {"seed": args.seed + 1000, "num_seeds": 4}))
     if not tries:
         tries.append(Advice("nothing", LEAVE))
     for row in like.rows * like.close:
