@@ -9,12 +9,14 @@ number, measure it anew: nothing between the markers is typed.
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import fisher_exact
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -90,18 +92,14 @@ def learning() -> None:
 
 
 def environments(brief: bool = False) -> None:
-    """Returns by the number of environments with the same flags; the effect of 2,048 in place of 64. brief: the returns
-    of some games."""
-    games = [*tasks.GAMES][: 3 if brief else None]
-    rows = []
+    """The effect of 2,048 environments in place of 64, with the same flags. brief: the returns of more numbers."""
+    games, rows = [*tasks.GAMES][:3], []
     for number in (64, 512, 2048, 8192):
         found = [np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{number}"]]) for game in games]
         shown = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(x)) if len(x) >= effects.FEWEST else "–" for x in found)
         rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *shown])
-    table(["environments", "updates", *games], rows)
     if brief:
-        return
-    print()
+        return table(["environments", "updates", *games], rows)
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
     of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
     asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
@@ -192,11 +190,14 @@ def long_runs(brief: bool = False) -> None:
     claims, by_arm = lasting.claimed(runs), {arm: [x for x in runs.values() if x["arm"] == arm] for arm in lasting.ARMS}
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
     means = {arm: np.mean([run["return"] for run in of]) for arm, of in by_arm.items()}
-    shorter = {arm: np.mean([*before[arm][lasting.GAME].values()]) for arm in by_arm}
     if brief:
-        told = ", ".join(f"{named(arm)} from {shorter[arm]:.0f} to {means[arm]:.0f}" for arm in by_arm)
-        print(f"- [With three times as many steps](docs/report.md#runs-three-times-as-long) on {game}:", end=" ")
-        print(f"{told}.\n  That 64 stand still where 4,096 go on: {effects.verdict(claims)}.")
+        never = {arm: sum(np.isinf(lasting.passes(run["curve"], 32)) for run in of) for arm, of in by_arm.items()}
+        told = ", ".join(
+            f"{named(arm)} end at {means[arm]:.0f}, {never[arm] or 'none'} of {len(of)} below the wall"
+            for arm, of in by_arm.items()
+        )
+        print(f"- [With three times as many steps](docs/report.md#runs-three-times-as-long), on {game}:")
+        print(f"  {told}.\n  That 64 stand still where 4,096 go on: {effects.verdict(claims)}.")
         return
     rows = []
     for arm, of in by_arm.items():
@@ -205,12 +206,24 @@ def long_runs(brief: bool = False) -> None:
         ends = before[arm][lasting.GAME].values(), (run["return"] for run in of)
         rows.append([named(arm), *map(listed, ends), waits])
     table(["N × K", "return after 10.5M", "after 31.5M", "reaches 32 (million steps)"], rows)
-    print("\nReturns of final policies, one number per seed.\n")
+    early = []
+    for arm, of in by_arm.items():
+        curves = [
+            x["curve"] for x in (*of, *read("arms")["runs"].values()) if (x["arm"], x["env_id"]) == (arm, lasting.GAME)
+        ]
+        passed = sum(lasting.passes(curve, 32) <= 10.5 for curve in curves)
+        early.append((passed, len(curves) - passed))
+    told = [
+        f"{passed} of {passed + rest} runs of {named(arm)}" for arm, (passed, rest) in zip(by_arm, early, strict=True)
+    ]
+    text = "Returns of final policies, one number per seed. Seen afterwards: of both lengths together, "
+    text += f"{' and '.join(told)} reach 32 within 10.5M steps (Fisher's exact test: p = {fisher_exact(early)[1]:.2g})."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
     rows = [[x.what, signed(x.estimate, x.low, x.high, 2), bound(x), x.outcome] for x in claims]
     table(["score", "mean (95 %)", "claimed", ""], rows)
     verdict = effects.verdict(claims) if max(means.values()) > study.GATE[lasting.GAME] else "none: the gate fails"
-    print(f"\nTogether: **{verdict}**.", end=" ")
+    print(f"\nTogether: **{verdict}**.", end="")
     measured(found)
 
 
@@ -289,20 +302,18 @@ def gpu(brief: bool = False) -> None:
 
 
 def pause() -> None:
-    """How long runs on Breakout take from a return of 20 to one of 32."""
-    shown = {f"breakout_ppo_{n}": f"`ppo.py`, N = {n:,}" for n in (64, 2048, 8192)}
-    same = "same_flags_breakout_10M"
-    shown |= {f"{same}_peer": "PureJaxRL's `ppo.py`, N = 64", f"{same}_ours": "`ppo.py` with its flags, N = 64"}
-    by_name = {name: [[(n, x) for n, _, x in run["curve"]] for run in learned()[row]] for row, name in shown.items()}
-    rows = []
-    for name, curves in by_name.items():
-        began, ended = (np.array([lasting.passes(curve, goal) for curve in curves]) for goal in (20, 32))
-        left = np.isfinite(ended)
-        lasted = (ended - began)[left]
-        longest = f"{lasted.max():.1f}" if left.all() else f"never ({sum(~left)})"
-        medians = f"{np.median(began):.1f}", f"{np.median(ended):.1f}"
-        rows.append([name, len(curves), *medians, f"{lasted.min():.1f} to {longest}"])
-    table(["", "seeds", "reaches 20 (median)", "reaches 32 (median)", "between them"], rows)
+    """When runs on Breakout are first beyond the first wall."""
+    shown = {f"breakout_ppo_{n}": f"`ppo.py` with {n:,} environments" for n in (64, 512, 2048, 8192)}
+    shown["same_flags_breakout_10M_peer"] = "PureJaxRL's with 64"
+    told = []
+    for row, name in shown.items():
+        found = np.array([lasting.passes(run["curve"], 32) for run in learned()[row]])
+        never = f", {sum(np.isinf(found))} never" * bool(np.isinf(found).any())
+        told.append(
+            f"{name} {np.median(found):.1f} ({found.min():.1f} to {found[np.isfinite(found)].max():.1f}{never})"
+        )
+    text = f"Million steps until the return in training is 32, median (and range): {'; '.join(told)}."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def million() -> None:
