@@ -1,6 +1,7 @@
-"""Do 64 environments stand still on Breakout in runs three times as long, where 4,096 go on?
+"""Do 64 environments stand still on Breakout in runs three times as long, where 4,096 go on? And what frees the runs
+that do?
 
-    python benchmarks/long_runs.py     # what is missing: 90 minutes on two cores
+    python benchmarks/long_runs.py     # what is missing: two hours on two cores
 
 Arms and flags are those of arms.py, whose results it needs. The rules are in experiments/PREREGISTERED.md.
 """
@@ -16,13 +17,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import arms, report
-from common.run import plots
+from clinic import levers, records
+from common.run import checkpoints, plots
 from common.run.tracking import say
 from experiments import effects, grid
 from experiments.paper_a import FLAT
 from experiments.references import reference_score
 
 GAME, SEEDS, ARMS = "Breakout-MinAtar", 5, ("small", "many")
+WALL = 32  # a return beyond Breakout's first wall of 30 bricks
+LEVERS, BUDGET = ("control", "envs", "eps", "lr", "entropy"), 4 * 2**20
 ARGS = arms.Args(total_timesteps=3 * 10_485_760, out=Path("results/long_runs.json"), runs_dir=Path("runs/long_runs"))
 
 
@@ -46,6 +50,21 @@ def gains(runs: Sequence[dict[str, Any]]) -> np.ndarray:
 def passes(curve: Sequence[Sequence[float | None]], goal: float) -> float:
     """After how many million steps a curve of steps ... and return is first at a goal; infinite if it never is."""
     return next((of[0] / 1e6 for of in curve if (of[-1] or 0) >= goal), np.inf)
+
+
+def freed(run: Path) -> dict[str, Any]:
+    """What `doctor.py RUN --intervene --levers envs eps lr entropy --budget 4194304 --seeds 3` does, in numbers."""
+    _, record, updates = checkpoints.find_checkpoint(str(run))
+    args = records.branched(record, str(run))
+    chosen = {name: lever for name, lever in levers.levers_of(args).items() if name in LEVERS}
+    branches = levers.cells_of(f"{run}@{updates[-1]}", "ppo", args, chosen, BUDGET, range(3), fresh=False)
+    if failed := grid.run_missing([*branches.values()], run / "doctor", grid.cores_or_one(), say):
+        raise SystemExit("\n".join(failed))
+    told = {}
+    for name, (returns, effect) in levers.outcomes(run / "doctor", branches).items():
+        less = [round(x, 2) for x in (effect.estimate, effect.low, effect.high)]
+        told[name] = {"what": chosen[name].what, "returns": np.round(returns, 2).tolist(), "less": less}
+    return told
 
 
 def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
@@ -80,13 +99,21 @@ def draw(runs: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     out = ARGS.out
-    runs = json.loads(out.read_text())["runs"] if out.exists() else {}
+    found = json.loads(out.read_text()) if out.exists() else {}
+    runs, branches = found.get("runs", {}), found.get("freed", {})
+
+    def write() -> None:
+        report.write(out, report.record(runs=dict(sorted(runs.items())), freed=branches))
 
     def keep(cell: grid.Cell) -> None:
         runs[cell.name] = arms.told(cell, ARGS.runs_dir)
-        report.write(out, report.record(runs=dict(sorted(runs.items()))))
+        write()
 
     grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
+    for name in sorted(name for name, run in runs.items() if passes(run["curve"], WALL) == np.inf):
+        if name not in branches:
+            branches[name] = freed(ARGS.runs_dir / name)
+            write()
     draw(runs, out.with_suffix(".png"))
     print(*claimed(runs), sep="\n")
 

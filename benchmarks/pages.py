@@ -191,7 +191,9 @@ def long_runs(brief: bool = False) -> None:
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
     means = {arm: np.mean([run["return"] for run in of]) for arm, of in by_arm.items()}
     if brief:
-        never = {arm: sum(np.isinf(lasting.passes(run["curve"], 32)) for run in of) for arm, of in by_arm.items()}
+        never = {
+            arm: sum(np.isinf(lasting.passes(run["curve"], lasting.WALL)) for run in of) for arm, of in by_arm.items()
+        }
         told = ", ".join(
             f"{named(arm)} end at {means[arm]:.0f}, {never[arm] or 'none'} of {len(of)} below the wall"
             for arm, of in by_arm.items()
@@ -201,7 +203,7 @@ def long_runs(brief: bool = False) -> None:
         return
     rows = []
     for arm, of in by_arm.items():
-        wall = [lasting.passes(run["curve"], 32) for run in of]
+        wall = [lasting.passes(run["curve"], lasting.WALL) for run in of]
         waits = ", ".join("never" if np.isinf(x) else f"{x:.1f}" for x in wall)
         ends = before[arm][lasting.GAME].values(), (run["return"] for run in of)
         rows.append([named(arm), *map(listed, ends), waits])
@@ -211,7 +213,7 @@ def long_runs(brief: bool = False) -> None:
         curves = [
             x["curve"] for x in (*of, *read("arms")["runs"].values()) if (x["arm"], x["env_id"]) == (arm, lasting.GAME)
         ]
-        passed = sum(lasting.passes(curve, 32) <= 10.5 for curve in curves)
+        passed = sum(lasting.passes(curve, lasting.WALL) <= 10.5 for curve in curves)
         early.append((passed, len(curves) - passed))
     told = [
         f"{passed} of {passed + rest} runs of {named(arm)}" for arm, (passed, rest) in zip(by_arm, early, strict=True)
@@ -225,6 +227,19 @@ def long_runs(brief: bool = False) -> None:
     verdict = effects.verdict(claims) if max(means.values()) > study.GATE[lasting.GAME] else "none: the gate fails"
     print(f"\nTogether: **{verdict}**.", end="")
     measured(found)
+
+
+def freed() -> None:
+    """Branches from long runs that stand below the wall."""
+    found = read("long_runs")
+    for name, levers in found["freed"].items():
+        rows = []
+        for lever, of in levers.items():
+            less = signed(*of["less"]) if lever != "control" else ""
+            rows.append([of["what"], ", ".join(f"{x:.0f}" for x in of["returns"]), less])
+        print(f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of seed {found['runs'][name]['seed']}:\n")
+        table(["", "return in the last quarter", "less the unchanged branch (95 % together)"], rows)
+        print()
 
 
 def pilots() -> None:
@@ -307,7 +322,7 @@ def pause() -> None:
     shown["same_flags_breakout_10M_peer"] = "PureJaxRL's with 64"
     told = []
     for row, name in shown.items():
-        found = np.array([lasting.passes(run["curve"], 32) for run in learned()[row]])
+        found = np.array([lasting.passes(run["curve"], lasting.WALL) for run in learned()[row]])
         never = f", {sum(np.isinf(found))} never" * bool(np.isinf(found).any())
         told.append(
             f"{name} {np.median(found):.1f} ({found.min():.1f} to {found[np.isfinite(found)].max():.1f}{never})"
