@@ -214,12 +214,6 @@ def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
     return found
 
 
-def draw_references(axis: Any, game: str) -> None:
-    for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
-        axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
-        axis.annotate(what, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="0.4")
-
-
 def draw(found: dict[str, Any], path: Path) -> None:
     """Each game's returns in training, and all differences of scores."""
     curves, ends = returns(found, "curve"), returns(found)
@@ -234,7 +228,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 middle, width = plots.mean_and_ci(np.array(values).T)
                 axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {len(each)}")
                 axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
-        draw_references(axis, game)
+        for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
+            axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
+            axis.annotate(what, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="0.4")
         axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
     labels, axis = [], axes[0, -1]
     for colour, (a, b, *_) in zip(plots.COLOURS, CLAIMS, strict=False):

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import arms, report
+from benchmarks import arms, report, tasks
 from clinic import levers, records
 from common.run import checkpoints, plots
 from common.run.tracking import say
@@ -25,6 +25,7 @@ from experiments.paper_a import FLAT
 from experiments.references import reference_score
 
 GAME, SEEDS, ARMS = "Breakout-MinAtar", 5, ("small", "many")
+PGX = tasks.GAMES["Breakout"][1]  # also with sticky actions
 WALL = 32  # a return beyond Breakout's first wall of 30 bricks
 LEVERS, BUDGET = ("control", "envs", "eps", "lr", "entropy"), 4 * 2**20
 ARGS = arms.Args(total_timesteps=3 * 10_485_760, out=Path("results/long_runs.json"), runs_dir=Path("runs/long_runs"))
@@ -67,9 +68,16 @@ def freed(run: Path) -> dict[str, Any]:
     return told
 
 
+def by_arm(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Each arm's runs, of the seeds that all arms have."""
+    of = {arm: {run["seed"]: run for run in runs.values() if run["arm"] == arm} for arm in ARMS}
+    seeds = sorted(set.intersection(*(set(found) for found in of.values())))
+    return {arm: [found[seed] for seed in seeds] for arm, found in of.items()}
+
+
 def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     """The effects that the rules judge."""
-    small, many = ([run for run in runs.values() if run["arm"] == arm] for arm in ARMS)
+    small, many = by_arm(runs).values()
     ends = [np.array([reference_score(GAME, run["return"]) for run in of]) for of in (many, small)]
     return [
         effects.difference("gain in the second half, 64 × 32", gains(small), below=FLAT),
@@ -80,21 +88,29 @@ def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
 
 def draw(runs: dict[str, Any], path: Path) -> None:
     """Each run's return in training, and final returns beside those of the shorter runs."""
-    shorter, ticks = arms.returns(json.loads(arms.Args().out.read_text())), []
-    figure, axes = report.new_figure(1, 2, "Breakout with sticky actions: three times as many steps")
-    for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
-        of, name = [run for run in runs.values() if run["arm"] == arm], "{:,} × {:,}".format(*arms.ARMS[arm][:2])
+    shorter, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}
+    figure, axes = report.new_figure(1, 2, "Breakout with sticky actions: runs of 31.5M steps, and of 10.5M")
+    curves, ends = axes[0]
+    for at, (arm, of) in enumerate(by_arm(runs).items()):
+        colour, name = plots.COLOURS[at], "{:,} × {:,}".format(*arms.ARMS[arm][:2])
         for number, run in enumerate(of):
             curve = np.array(run["curve"], np.float64)
-            axes[0, 0].plot(curve[:, 0] / 1e6, curve[:, 2], color=colour, linewidth=1.2, label="" if number else name)
-        for steps, values in (("10.5M", shorter[arm][GAME].values()), ("31.5M", [run["return"] for run in of])):
-            axes[0, 1].plot([len(ticks)] * len(values), [*values], "o", color=colour, alpha=0.6)
-            ticks.append(f"{name}\n{steps} steps")
-    arms.draw_references(axes[0, 0], GAME)
-    axes[0, 0].set(title="in training", xlabel="million environment steps", ylabel="return", ylim=(0, None))
-    axes[0, 1].set(title="final policies", ylim=(0, None), xlim=(-0.5, len(ticks) - 0.5))
-    axes[0, 1].set_xticks(range(len(ticks)), ticks, fontsize=8)
-    report.save_figure(figure, path, "One line or dot per seed. Published: discogen's PPO, without sticky actions.")
+            curves.plot(curve[:, 0] / 1e6, curve[:, 2], color=colour, linewidth=1.2, label="" if number else name)
+        for x, steps, values in (
+            (at, "10.5M", shorter[arm][GAME].values()),
+            (at + 2, "31.5M", [run["return"] for run in of]),
+        ):
+            ends.plot([x] * len(values), [*values], "o", color=colour, alpha=0.6)
+            ticks[x] = f"{name}\n{steps} steps"
+    for value, what in ((30, "first wall: 30 bricks"), (PGX, "pgx's PPO, 20M steps")):
+        curves.axhline(value, color="0.5", linestyle=":", linewidth=1)
+        curves.annotate(what, (0.98, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+    curves.set(title="in training", xlabel="million environment steps", ylabel="return", ylim=(0, None))
+    ends.set(title="final policies", ylim=(0, None), xlim=(-0.5, len(ticks) - 0.5))
+    ends.set_xticks([*ticks], [*ticks.values()], fontsize=8)
+    report.save_figure(
+        figure, path, "One line or dot per seed. The arms differ in their flags, too: each has those of its search."
+    )
 
 
 def main() -> None:
@@ -110,7 +126,7 @@ def main() -> None:
         write()
 
     grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
-    for name in sorted(name for name, run in runs.items() if passes(run["curve"], WALL) == np.inf):
+    for name in sorted(n for n, run in runs.items() if run["arm"] == "small" and passes(run["curve"], WALL) == np.inf):
         if name not in branches:
             branches[name] = freed(ARGS.runs_dir / name)
             write()

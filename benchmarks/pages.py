@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import fisher_exact
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -93,12 +92,15 @@ def learning() -> None:
 
 def environments(brief: bool = False) -> None:
     """The effect of 2,048 environments in place of 64, with the same flags. brief: the returns of more numbers."""
-    games, rows = [*tasks.GAMES][:3], []
-    for number in (64, 512, 2048, 8192):
-        found = [np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{number}"]]) for game in games]
-        shown = ("{:.0f} ± {:.0f}".format(*plots.mean_and_ci(x)) if len(x) >= effects.FEWEST else "–" for x in found)
-        rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *shown])
     if brief:
+        games, rows = [*tasks.GAMES][:3], []
+        for number in (64, 512, 2048, 8192):
+            cells = []
+            for found in (learned()[f"{game.lower()}_ppo_{number}"] for game in games):
+                mean, half = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
+                gpu = ", GPU" * any("together" in run for run in found)
+                cells.append(f"{mean:.0f} ± {half:.0f} ({len(found)}{gpu})")
+            rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *cells])
         return table(["environments", "updates", *games], rows)
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
     of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
@@ -122,7 +124,9 @@ def arms(brief: bool = False) -> None:
     failed = study.fails_gate(runs)
     claims, told = claims_of_arms(scores, failed)
     if brief:
-        print("- [Environments × steps per update](docs/report.md), flags from 12 trials each, scores (1: published):")
+        print(
+            "- [Environments × steps per update](docs/report.md), scores (0: random, 1: published; 97.5 % intervals):"
+        )
         print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
         return
     flags_of_arms(found)
@@ -186,47 +190,46 @@ def flags_of_arms(found: dict[str, Any]) -> None:
 def long_runs(brief: bool = False) -> None:
     """What runs three times as long show of 64 and 4,096 environments. brief: only a sentence."""
     found, before = read("long_runs"), study.returns(read("arms"))
-    runs, game = found["runs"], lasting.GAME.removesuffix("-MinAtar")
-    claims, by_arm = lasting.claimed(runs), {arm: [x for x in runs.values() if x["arm"] == arm] for arm in lasting.ARMS}
+    claims, by_arm = lasting.claimed(found["runs"]), lasting.by_arm(found["runs"])
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
-    means = {arm: np.mean([run["return"] for run in of]) for arm, of in by_arm.items()}
+    ends = {arm: [run["return"] for run in of] for arm, of in by_arm.items()}
+    passed = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of] for arm, of in by_arm.items()}
+    passes_gate = max(map(np.mean, ends.values())) > study.GATE[lasting.GAME]
+    verdict = effects.verdict(claims) if passes_gate else "nothing is said, since the gate fails"
     if brief:
-        never = {
-            arm: sum(np.isinf(lasting.passes(run["curve"], lasting.WALL)) for run in of) for arm, of in by_arm.items()
-        }
-        told = ", ".join(
-            f"{named(arm)} end at {means[arm]:.0f}, {never[arm] or 'none'} of {len(of)} below the wall"
-            for arm, of in by_arm.items()
-        )
-        print(f"- [With three times as many steps](docs/report.md#runs-three-times-as-long), on {game}:")
-        print(f"  {told}.\n  That 64 stand still where 4,096 go on: {effects.verdict(claims)}.")
-        return
+        told = " and ".join(f"{ARMS[arm][0]:,} environments end at {listed(values)}" for arm, values in ends.items())
+        below = " and ".join(f"{sum(np.isinf(x)) or 'none'} of {len(x)}" for x in passed.values())
+        text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}; {below} "
+        text += f"never pass the first wall of bricks. That 64 stand still where 4,096 go on: {verdict}."
+        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows = []
     for arm, of in by_arm.items():
-        wall = [lasting.passes(run["curve"], lasting.WALL) for run in of]
-        waits = ", ".join("never" if np.isinf(x) else f"{x:.1f}" for x in wall)
-        ends = before[arm][lasting.GAME].values(), (run["return"] for run in of)
-        rows.append([named(arm), *map(listed, ends), waits])
-    table(["N × K", "return after 10.5M", "after 31.5M", "reaches 32 (million steps)"], rows)
-    early = []
-    for arm, of in by_arm.items():
-        curves = [
-            x["curve"] for x in (*of, *read("arms")["runs"].values()) if (x["arm"], x["env_id"]) == (arm, lasting.GAME)
-        ]
-        passed = sum(lasting.passes(curve, lasting.WALL) <= 10.5 for curve in curves)
-        early.append((passed, len(curves) - passed))
-    told = [
-        f"{passed} of {passed + rest} runs of {named(arm)}" for arm, (passed, rest) in zip(by_arm, early, strict=True)
+        waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in passed[arm])
+        gained = ", ".join(f"{x:+.2f}".replace("-", "−") for x in lasting.gains(of))
+        rows.append([named(arm), listed(before[arm][lasting.GAME].values()), listed(ends[arm]), waits, gained])
+    head = [
+        "final return, runs of 10.5M",
+        "runs of 31.5M",
+        "pass 32 after (million steps)",
+        "gain, second half (score)",
     ]
-    text = "Returns of final policies, one number per seed. Seen afterwards: of both lengths together, "
-    text += f"{' and '.join(told)} reach 32 within 10.5M steps (Fisher's exact test: p = {fisher_exact(early)[1]:.2g})."
+    table(["N × K", *head], rows)
+    text = (
+        "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in the "
+    )
+    text += "other. The gain is the score in training in the last tenth less that in the tenth before half-way. Of the "
+    curves = read("arms")["runs"].values()
+    for which, runs in (("longer", [x for of in by_arm.values() for x in of]), ("shorter", [*curves])):
+        early = {arm: [lasting.passes(x["curve"], lasting.WALL) <= 10.5 for x in runs
+                       if (x["arm"], x["env_id"]) == (arm, lasting.GAME)] for arm in by_arm}  # fmt: skip
+        told = " and ".join(f"{sum(x)} of {len(x)} with {ARMS[arm][0]:,} environments" for arm, x in early.items())
+        text += f"{which} runs {told} pass 32 within 10.5M steps" + ("; of the " if which == "longer" else ".")
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
     rows = [[x.what, signed(x.estimate, x.low, x.high, 2), bound(x), x.outcome] for x in claims]
     table(["score", "mean (95 %)", "claimed", ""], rows)
-    verdict = effects.verdict(claims) if max(means.values()) > study.GATE[lasting.GAME] else "none: the gate fails"
-    print(f"\nTogether: **{verdict}**.", end="")
-    measured(found)
+    machine = found["hardware"]["cpu"]
+    print(f"\nTogether: **{verdict}**. The longer runs: one core each ({machine}), {found['date'][:10]}.")
 
 
 def freed() -> None:
@@ -236,9 +239,11 @@ def freed() -> None:
         rows = []
         for lever, of in levers.items():
             less = signed(*of["less"]) if lever != "control" else ""
-            rows.append([of["what"], ", ".join(f"{x:.0f}" for x in of["returns"]), less])
-        print(f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of seed {found['runs'][name]['seed']}:\n")
-        table(["", "return in the last quarter", "less the unchanged branch (95 % together)"], rows)
+            what = of["what"] if lever != "control" else "rate and bonus begin anew, nothing else"
+            rows.append([what, ", ".join(f"{x:.0f}" for x in of["returns"]), less])
+        seed = f"seed {found['runs'][name]['seed']} of {named(found['runs'][name]['arm'])}"
+        print(f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of {seed}:\n")
+        table(["", "return in the last quarter", "less the first branch (95 % together)"], rows)
         print()
 
 

@@ -46,7 +46,12 @@ def paper_a(brief: bool = False) -> None:
     table(["`--com`", *(f"{int(com):,}" for com in coms)],
           [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
     print()
-    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
+    claims: dict[tuple[str, str], list[str]] = {}
+    for name, found in drawn.items():
+        claims.setdefault((found["claim"], found["verdict"]), []).append(name)
+    table(
+        ["figure", "the paper's claim", ""], [[", ".join(n), c, f"**{verdict}**"] for (c, verdict), n in claims.items()]
+    )
     runs = [run for found in drawn.values() for run in found["runs"].values()]
     seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
