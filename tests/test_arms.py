@@ -119,11 +119,15 @@ def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(monkeypatch, c
 def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
     steps = np.arange(1, 41) * 1e6
     low, high = REFERENCES[long_runs.GAME]
-    run = lambda arm, curve: {"arm": arm, "return": curve[-1], "curve": [[n, 0.0, x] for n, x in zip(steps, curve)]}  # noqa: E731, B905
     flat, late = np.full(40, 20.0), np.where(steps > 20e6, high, low)
     flat[[5, 30]] = 90.0  # neither before half-way nor at the end
-    runs = {f"{arm}{i}": run(arm, x + i / 99) for i in range(3) for arm, x in (("small", flat), ("many", late))}
+    runs = {}
+    for seed in range(3):
+        for arm, values in (("small", flat), ("many", late)):
+            curve = [[n, 0.0, x + seed / 99] for n, x in zip(steps, values, strict=True)]
+            runs[f"{arm}{seed}"] = {"arm": arm, "seed": seed, "return": curve[-1][2], "curve": curve}
     runs["small0"]["curve"][39][2] = None  # no episode ended
+    runs["small3"] = runs["small0"] | {"seed": 3, "return": 1000.0}  # a seed that the other arm lacks
     still, rising, above = long_runs.claimed(runs)
     assert abs(still.estimate) < 1e-9 and rising.estimate == pytest.approx(1.0)
     assert above.estimate == pytest.approx((high - 20) / (high - low))
