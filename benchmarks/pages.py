@@ -235,7 +235,7 @@ def long_runs(brief: bool = False) -> None:
 def freed() -> None:
     """Branches from long runs that stand below the wall."""
     found = read("long_runs")
-    for name, levers in found["freed"].items():
+    for name, levers in found.get("freed", {}).items():
         rows = []
         for lever, of in levers.items():
             less = signed(*of["less"]) if lever != "control" else ""
