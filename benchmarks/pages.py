@@ -112,8 +112,6 @@ def environments(brief: bool = False) -> None:
         gaps.append(f"{game} {signed(effect.estimate, effect.low, effect.high)}")
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
     print(f"2,048 minus 64, return: {', '.join(gaps)}; 95 % for the {len(asked)} games together: {verdict}.")
-    few = [game for game in of if game not in asked]
-    print(f"Too few seeds of 64, and no interval: {', '.join(few) or 'none'}.")
 
 
 def arms(brief: bool = False) -> None:
@@ -207,23 +205,19 @@ def long_runs(brief: bool = False) -> None:
         waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in passed[arm])
         gained = ", ".join(f"{x:+.2f}".replace("-", "−") for x in lasting.gains(of))
         rows.append([named(arm), listed(before[arm][lasting.GAME].values()), listed(ends[arm]), waits, gained])
-    head = [
-        "final return, runs of 10.5M",
-        "runs of 31.5M",
-        "pass 32 after (million steps)",
-        "gain, second half (score)",
-    ]
-    table(["N × K", *head], rows)
-    text = (
-        "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in the "
-    )
-    text += "other. The gain is the score in training in the last tenth less that in the tenth before half-way. Of the "
-    curves = read("arms")["runs"].values()
-    for which, runs in (("longer", [x for of in by_arm.values() for x in of]), ("shorter", [*curves])):
-        early = {arm: [lasting.passes(x["curve"], lasting.WALL) <= 10.5 for x in runs
-                       if (x["arm"], x["env_id"]) == (arm, lasting.GAME)] for arm in by_arm}  # fmt: skip
-        told = " and ".join(f"{sum(x)} of {len(x)} with {ARMS[arm][0]:,} environments" for arm, x in early.items())
-        text += f"{which} runs {told} pass 32 within 10.5M steps" + ("; of the " if which == "longer" else ".")
+    head = ["N × K", "final return, runs of 10.5M", "runs of 31.5M", "pass 32 after (million steps)", "gain (score)"]
+    table(head, rows)
+    shorter = [run for run in read("arms")["runs"].values() if run["env_id"] == lasting.GAME]
+    passing = {
+        (which, arm): [lasting.passes(run["curve"], lasting.WALL) <= 10.5 for run in runs if run["arm"] == arm]
+        for which, runs in (("longer", [run for of in by_arm.values() for run in of]), ("shorter", shorter))
+        for arm in by_arm
+    }
+    told = {key: f"{sum(x)} of {len(x)}" for key, x in passing.items()}
+    early = [" and ".join(told[which, arm] for arm in by_arm) + f" of the {which}" for which in ("longer", "shorter")]
+    text = "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in "
+    text += "the other. The gain is the score in training in the last tenth less that in the tenth before half-way. "
+    text += f"Within 10.5M steps {early[0]} pass 32, {early[1]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
     rows = [[x.what, signed(x.estimate, x.low, x.high, 2), bound(x), x.outcome] for x in claims]
@@ -236,15 +230,15 @@ def freed() -> None:
     """Branches from long runs that stand below the wall."""
     found = read("long_runs")
     for name, levers in found.get("freed", {}).items():
-        rows = []
+        told = []
         for lever, of in levers.items():
-            less = signed(*of["less"]) if lever != "control" else ""
-            what = of["what"] if lever != "control" else "rate and bonus begin anew, nothing else"
-            rows.append([what, ", ".join(f"{x:.0f}" for x in of["returns"]), less])
+            what = of["what"] if lever != "control" else "nothing else changed"
+            less = f" ({signed(*of['less']).replace(' (', ', ').rstrip(')')})" * (lever != "control")
+            told.append(f"{what.replace(' x ', ' × ')} {', '.join(f'{x:.0f}' for x in of['returns'])}{less}")
         seed = f"seed {found['runs'][name]['seed']} of {named(found['runs'][name]['arm'])}"
-        print(f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of {seed}:\n")
-        table(["", "return in the last quarter", "less the first branch (95 % together)"], rows)
-        print()
+        text = f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of {seed}, return in the last quarter (and "
+        text += f"less the first, 95 % together): {'; '.join(told)}."
+        print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def pilots() -> None:
@@ -323,8 +317,7 @@ def gpu(brief: bool = False) -> None:
 
 def pause() -> None:
     """When runs on Breakout are first beyond the first wall."""
-    shown = {f"breakout_ppo_{n}": f"`ppo.py` with {n:,} environments" for n in (64, 512, 2048, 8192)}
-    shown["same_flags_breakout_10M_peer"] = "PureJaxRL's with 64"
+    shown = {f"breakout_ppo_{n}": f"{n:,} environments" for n in (64, 512, 2048, 8192)}
     told = []
     for row, name in shown.items():
         found = np.array([lasting.passes(run["curve"], lasting.WALL) for run in learned()[row]])
