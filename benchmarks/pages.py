@@ -347,8 +347,8 @@ def million() -> None:
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
     for run in learned()["cartpole_ppo_1048576"]:
         minutes, cores = run["seconds"] / 60, run["machine"]["cores"]
-        print(f"The command's ten updates ended at a return of {run['sampled']:.0f}", end=" ")
-        print(f"(the limit is 500) in {minutes:.0f} minutes on {cores} cores ({run['machine']['cpu']}), one seed.")
+        print(f"The command's ten updates ended at a return of {run['sampled']:.0f} (the limit is 500; one seed)")
+        print(f"in {minutes:.0f} minutes on {cores} cores of another machine ({run['machine']['cpu']}).")
 
 
 def compare() -> None:
