@@ -90,18 +90,21 @@ def learning() -> None:
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
-def environments(brief: bool = False) -> None:
-    """The effect of 2,048 environments in place of 64, with the same flags. brief: the returns of more numbers."""
-    if brief:
-        games, rows = [*tasks.GAMES][:3], []
-        for number in (64, 512, 2048, 8192):
-            cells = []
-            for found in (learned()[f"{game.lower()}_ppo_{number}"] for game in games):
-                mean, half = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
-                gpu = ", GPU" * any("together" in run for run in found)
-                cells.append(f"{mean:.0f} ± {half:.0f} ({len(found)}{gpu})")
-            rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *cells])
-        return table(["environments", "updates", *games], rows)
+def by_number() -> None:
+    """Returns by the number of environments, with the same flags."""
+    games, rows = [*tasks.GAMES][:3], []
+    for number in (64, 512, 2048, 8192):
+        cells = []
+        for found in (learned()[f"{game.lower()}_ppo_{number}"] for game in games):
+            mean, half = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
+            gpu = ", GPU" * any("together" in run for run in found)
+            cells.append(f"{mean:.0f} ± {half:.0f} ({len(found)}{gpu})")
+        rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *cells])
+    table(["environments", "updates", *games], rows)
+
+
+def environments() -> None:
+    """The effect of 2,048 environments in place of 64, with the same flags."""
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
     of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
     asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
@@ -196,9 +199,10 @@ def long_runs(brief: bool = False) -> None:
     verdict = effects.verdict(claims) if passes_gate else "nothing is said, since the gate fails"
     if brief:
         told = " and ".join(f"{ARMS[arm][0]:,} environments end at {listed(values)}" for arm, values in ends.items())
-        below = " and ".join(f"{sum(np.isinf(x)) or 'none'} of {len(x)}" for x in passed.values())
+        below = " and ".join(str(sum(np.isinf(x))) for x in passed.values())
         text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}; {below} "
-        text += f"never pass the first wall of bricks. That 64 stand still where 4,096 go on: {verdict}."
+        text += f"of {len(ends['small'])} never pass the first wall of bricks. That 64 stand still where 4,096 go on: "
+        text += f"{verdict}."
         return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows = []
     for arm, of in by_arm.items():

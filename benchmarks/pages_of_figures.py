@@ -198,13 +198,9 @@ def equal_steps() -> None:
     """What 32 and 128 environments reach in as many steps."""
     of = at_equal_steps()
     pairs = [f"COM {com:,} {' and '.join(' ± '.join(of[com, n]) for n in (32, 128))}" for com in (8, 4096, 32768)]
-    text = (
-        f"At equal steps (2M) 32 and 128 environments are at, COM by COM: {'; '.join(pairs)} (one point of the curve, "
-    )
-    text += (
-        "± half the 95 % interval). 128 have had a quarter of the updates and gradient steps by then, with minibatches "
-    )
-    text += "four times as large. So the best of these COMs is a smaller one with more environments."
+    text = f"At equal steps (2M) 32 and 128 environments are at, COM by COM: {'; '.join(pairs)} (one point of the "
+    text += "curve, ± half the 95 % interval). 128 have had a quarter of the updates and gradient steps by then, with "
+    text += "minibatches four times as large. So the best of these COMs is a smaller one with more environments."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
