@@ -319,20 +319,6 @@ def gpu(brief: bool = False) -> None:
     print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
 
 
-def pause() -> None:
-    """When runs on Breakout are first beyond the first wall."""
-    shown = {f"breakout_ppo_{n}": f"{n:,} environments" for n in (64, 512, 2048, 8192)}
-    told = []
-    for row, name in shown.items():
-        found = np.array([lasting.passes(run["curve"], lasting.WALL) for run in learned()[row]])
-        never = f", {sum(np.isinf(found))} never" * bool(np.isinf(found).any())
-        told.append(
-            f"{name} {np.median(found):.1f} ({found.min():.1f} to {found[np.isfinite(found)].max():.1f}{never})"
-        )
-    text = f"Million steps until the return in training is 32, median (and range): {'; '.join(told)}."
-    print(textwrap.fill(text, 118, break_on_hyphens=False))
-
-
 def million() -> None:
     """Speed and memory by the number of environments."""
     found = read("scaling")

@@ -12,7 +12,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import figures
-from benchmarks import arms as study
+from benchmarks import arms as study, plateaus as slow
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
 from common.run import plots
@@ -218,3 +218,33 @@ def branches() -> None:
     rows = [[cell.replace("-", "−") if i else cell for i, cell in enumerate(row)] for row in rows]
     kls = "`outer/kl`, median", "`ewma/kl`, median"
     table(["from half-way on", "return at the end", "less the unchanged branch, paired by seed (95 %)", *kls], rows)
+
+
+def plateaus(brief: bool = False) -> None:
+    """What makes slow runs at a constant rate rise. brief: only the claims, in a sentence."""
+    found = read("plateaus")
+    runs, claims = found["runs"], slow.claimed(found["runs"])
+    of = {arm: [run for run in runs.values() if run["arm"] == arm] for arm in ("parent", *slow.CHANGES)}
+    interval = lambda x: signed(x.estimate, x.low, x.high)  # noqa: E731
+    mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
+    if brief:
+        told = "; ".join(f"{x.what} {interval(x)}" for x in claims)
+        text = f"Return in the last quarter of {slow.BRANCH / 1e6:.1f}M steps more, less without the change: {told} "
+        text += f"(99 % intervals; {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f})."
+        return print(textwrap.fill(text, 118, break_on_hyphens=False))
+    rows = [[x.what, interval(x), f"**{x.outcome}**"] for x in claims]
+    table(["change", "return less that without it (99 %)", "raises it"], rows)
+    rows = []
+    for arm in ("parent", *slow.CHANGES):
+        what = "*parents*" if arm == "parent" else slow.CHANGES[arm][0]
+        less = "" if arm in ("parent", "control") else interval(slow.branch(runs, arm))
+        gains = " and ".join(f"{1000 * mean(arm, key):.1f}" for key in ("own_gain", "fresh_gain"))
+        clipped, kl = f"{100 * mean(arm, 'clipfrac'):.1f}", f"{1000 * mean(arm, 'kl'):.1f}"
+        rows.append([what, f"{mean(arm, 'return'):.0f}", less, kl, gains.replace("-", "−"), clipped])
+        rows[-1].append(f"{mean(arm, 'entropy'):.2f}")
+    print()
+    head = ["last quarter of", "return", "less the unchanged branch (99 %)", "`outer/kl` · 10³"]
+    table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy"], rows)
+    ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
+    print(f"\nParents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}. One core each", end=" ")
+    print(f"({found['hardware']['cpu']}), {found['date'][:10]}.")

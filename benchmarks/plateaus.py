@@ -1,9 +1,9 @@
 """With a constant learning rate PPO slows down on Breakout far below its best. What makes such a run rise again?
 
-    python benchmarks/plateaus.py     # what is missing: an hour and a half on two cores
+    python benchmarks/plateaus.py     # what is missing: an hour and 40 minutes on two cores
 
 Parents have the flags that arms.py found for 64 environments, whose results it needs, but rate and entropy bonus stay
-as they are. Each branch goes on from a parent's end with one thing changed. The rules are in
+as they are. Each branch goes on from a parent's end with one thing changed, or several. The rules are in
 experiments/PREREGISTERED.md.
 """
 
@@ -22,11 +22,12 @@ from common.run.tracking import say
 from experiments import effects, grid
 
 RUNS, OUT = Path("runs/plateaus"), Path("results/plateaus.json")
+GAME, SEEDS = "Breakout", 6
 PARENT, BRANCH = 10_485_760, 4_194_304  # environment steps
-SEEDS = {"Breakout-MinAtar": 6}
 RETURN, EPISODES = "charts/episodic_return", "charts/num_episodes"
 KEYS = {
     "kl": "outer/kl",
+    "clipfrac": "losses/clipfrac",
     "own_gain": "outer/own_gain",
     "fresh_gain": "outer/fresh_gain",
     "entropy": "losses/entropy",
@@ -48,49 +49,41 @@ CHANGES = {  # what is said of a branch, and its flags: factors of the parent's,
     "larger": ("8 × environments, minibatches 8 × as large", ENVS | {"minibatch_size": 8}),
 }
 CLAIMS = {  # what is claimed to raise the return: the mean of the first branches less that of the second
-    "8 × environments": (
-        ("envs", "lr_envs", "bonus_envs", "lr_bonus_envs"),
-        ("control", "lr", "bonus", "lr_bonus"),
-    ),
+    "8 × environments": (("envs", "lr_envs", "bonus_envs", "lr_bonus_envs"), ("control", "lr", "bonus", "lr_bonus")),
     "ε ÷ 4": (("eps", "eps_bonus"), ("control", "bonus")),
     "PPO-EWMA, COM of 8 updates": (("com",), ("control",)),
     "learning rate ÷ 4": (("lr", "lr_envs", "lr_bonus", "lr_bonus_envs"), ("control", "envs", "bonus", "bonus_envs")),
     "entropy bonus ÷ 4": (("bonus", "bonus_envs", "lr_bonus", "lr_bonus_envs"), ("control", "envs", "lr", "lr_envs")),
 }
 LEVEL = 1 - 0.05 / len(CLAIMS)
+IN_COLOUR = ("envs", "lr", "lr_bonus", "bonus", "lr_bonus_envs", "eps")
+DRAWN = {"control": "black"} | dict(zip(IN_COLOUR, plots.COLOURS, strict=False))
 
 
-def flags(game: str, seed: int) -> dict[str, Any]:
-    """A parent's."""
-    tuned = arms.Results(arms.Args()).best("small") | {"anneal_lr": False, "anneal_ent": False}
-    sizes = arms.common_flags("small", arms.Args(total_timesteps=PARENT))
-    return {"env_id": game, "seed": seed} | sizes | tuned | {"num_devices": 1}
-
-
-def cell(game: str, seed: int, arm: str | None = None) -> grid.Cell:
+def cell(seed: int, arm: str = "parent") -> grid.Cell:
     """A parent or, with the name of a change, its branch."""
-    of = flags(game, seed)
-    varied = {"game": game.removesuffix("-MinAtar"), "seed": seed, "arm": arm or "parent"}
-    updates = PARENT // (of["num_envs"] * of["num_steps"])
-    if arm is None:
-        return grid.named("ppo", of, varied, updates)
-    source, changed = cell(game, seed), dict(CHANGES[arm][1])
-    script = "ppo_ewma" if "com" in changed else "ppo"
-    of |= {"total_timesteps": BRANCH, "num_eval_episodes": 0, "checkpoint_every": 0}
-    # PPO-EWMA counts its COM in gradient steps.
-    per_update = of["update_epochs"] * of["num_envs"] * of["num_steps"] // of["minibatch_size"]
-    of |= {"com": float(changed.pop("com") * per_update)} if "com" in changed else {}
-    of |= {name: type(of[name])(of[name] * factor) for name, factor in changed.items()}
-    return grid.named(script, of, varied, BRANCH // (of["num_envs"] * of["num_steps"]), source, source.num_updates)
+    sizes = arms.common_flags("small", arms.Args(total_timesteps=PARENT))
+    constant = {"anneal_lr": False, "anneal_ent": False}
+    flags = {"env_id": f"{GAME}-MinAtar", "seed": seed} | sizes | arms.Results(arms.Args()).best("small") | constant
+    flags, varied = flags | {"num_devices": 1}, {"game": GAME, "seed": seed, "arm": arm}
+    per_epoch = flags["num_envs"] * flags["num_steps"] // flags["minibatch_size"]
+    if arm == "parent":
+        return grid.named("ppo", flags, varied, PARENT // (flags["num_envs"] * flags["num_steps"]))
+    source, (_, changed) = cell(seed), CHANGES[arm]
+    flags |= {"total_timesteps": BRANCH, "num_eval_episodes": 0, "checkpoint_every": 0}
+    if "com" in changed:  # PPO-EWMA counts it in gradient steps
+        flags["com"] = float(changed["com"] * flags["update_epochs"] * per_epoch)
+    flags |= {name: type(flags[name])(flags[name] * factor) for name, factor in changed.items() if name != "com"}
+    updates = BRANCH // (flags["num_envs"] * flags["num_steps"])
+    return grid.named("ppo_ewma" if "com" in changed else "ppo", flags, varied, updates, source, source.num_updates)
 
 
-def cells() -> dict[tuple[str, int, str], grid.Cell]:
-    """All runs by game, seed and change, seed by seed."""
-    every = ((game, seed) for game, seeds in SEEDS.items() for seed in range(seeds))
-    return {(*of, arm or "parent"): cell(*of, arm) for of in every for arm in (None, *CHANGES)}
+def cells() -> dict[tuple[int, str], grid.Cell]:
+    """All runs by seed and change, seed by seed."""
+    return {(seed, arm): cell(seed, arm) for seed in range(SEEDS) for arm in ("parent", *CHANGES)}
 
 
-def told(of: grid.Cell, game: str, seed: int, arm: str) -> dict[str, Any]:
+def told(of: grid.Cell, seed: int, arm: str) -> dict[str, Any]:
     """What is kept of a run: its curve; means over its last quarter, of the return over all episodes."""
     folder = RUNS / of.name
     lines, made = plots.read_lines(folder), json.loads((folder / "args.json").read_text())
@@ -98,7 +91,7 @@ def told(of: grid.Cell, game: str, seed: int, arm: str) -> dict[str, Any]:
     keys = (*KEYS.values(), RETURN, EPISODES)
     values = {key: np.array([line.get(key) for line in lines], np.float64) for key in keys}
     ended = values[EPISODES] > 0
-    return {"game": game, "seed": seed, "arm": arm, "command": " ".join(grid.command(of, RUNS))} | {
+    return {"seed": seed, "arm": arm, "command": " ".join(grid.command(of, RUNS))} | {
         "return": round(float(np.average(values[RETURN][ended], weights=values[EPISODES][ended])), 3),
         **{name: float(f"{np.nanmean(values[key]):.4g}") for name, key in KEYS.items()},
         "curve": [[steps, value] for steps, _, value in learning.make_curve(folder)],
@@ -106,18 +99,60 @@ def told(of: grid.Cell, game: str, seed: int, arm: str) -> dict[str, Any]:
     }
 
 
-def effect(runs: dict[str, Any], game: str, what: str, a: tuple[str, ...], b: tuple[str, ...]) -> effects.Effect:
+def effect(runs: dict[str, Any], what: str, a: tuple[str, ...], b: tuple[str, ...]) -> effects.Effect:
     """Return in the last quarter of branches a less that of b, means over each parent's branches, paired by parent."""
-    of = {(run["arm"], run["seed"]): run["return"] for run in runs.values() if run["game"] == game}
-    whole = [seed for seed in range(SEEDS[game]) if all((arm, seed) in of for arm in (*a, *b))]
+    of = {(run["arm"], run["seed"]): run["return"] for run in runs.values()}
+    whole = [seed for seed in range(SEEDS) if all((arm, seed) in of for arm in (*a, *b))]
     less = [np.mean([of[arm, seed] for arm in a]) - np.mean([of[arm, seed] for arm in b]) for seed in whole]
     return effects.difference(what, np.array(less), level=LEVEL, above=0.0 if what in CLAIMS else None)
 
 
-def judged(runs: dict[str, Any], game: str) -> list[effects.Effect]:
-    """The claims' effects, then each branch's on its own."""
-    found = [effect(runs, game, what, *sides) for what, sides in CLAIMS.items()]
-    return found + [effect(runs, game, f"{arm} less control", (arm,), ("control",)) for arm in CHANGES]
+def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
+    """The effects that the rules judge."""
+    return [effect(runs, what, *sides) for what, sides in CLAIMS.items()]
+
+
+def branch(runs: dict[str, Any], arm: str) -> effects.Effect:
+    """Return of one branch less that of the unchanged one."""
+    return effect(runs, f"{CHANGES[arm][0]}, less {CHANGES['control'][0]}", (arm,), ("control",))
+
+
+def mean_curve(runs: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Million steps [T] and the mean over runs of the return in training [T]."""
+    each = [np.array(run["curve"], np.float64) for run in runs]
+    steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
+    values = [np.interp(steps, *curve[~np.isnan(curve[:, 1])].T, left=np.nan) for curve in each]
+    return steps / 1e6, np.mean(values, axis=0)
+
+
+def draw(runs: dict[str, Any], path: Path) -> None:
+    """Parents and some branches over steps; beside them what each change did."""
+    figure, axes = report.new_figure(1, 2, f"{GAME}, 64 environments, constant rate: what makes it rise?")
+    figure.set_size_inches(11, 4.6)
+    curves, ends = axes[0]
+    of = {arm: [run for run in runs.values() if run["arm"] == arm] for arm in ("parent", *CHANGES)}
+    curves.plot(*mean_curve(of["parent"]), color="0.3", linewidth=2)
+    for arm, colour in DRAWN.items():
+        steps, values = mean_curve(of[arm])
+        label = CHANGES[arm][0] if arm == "control" else ""  # the others' names are in their colours at the right
+        curves.plot(PARENT / 1e6 + steps, values, color=colour, linewidth=2, label=label)
+    curves.axvline(PARENT / 1e6, color="0.5", linewidth=1, linestyle=":")
+    curves.set(xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
+    found = sorted(((branch(runs, arm), arm) for arm in CHANGES if arm != "control"), key=lambda x: x[0].estimate)
+    for at, (x, arm) in enumerate(found):
+        colour = DRAWN.get(arm, "0.55")
+        ends.plot((x.low, x.high), (at, at), color=colour, linewidth=2)
+        ends.plot(x.samples[0], [at] * len(x.samples[0]), ".", color=colour, alpha=0.5)
+        ends.plot(x.estimate, at, "o", color=colour)
+    ends.axvline(0, color="0.3", linewidth=1)
+    ends.set_yticks(range(len(found)), [CHANGES[arm][0] for _, arm in found], fontsize=9)
+    for (_, arm), label in zip(found, ends.get_yticklabels(), strict=True):
+        label.set_color(DRAWN.get(arm, "0.3"))
+    ends.set(xlabel="return less that of the unchanged branch")
+    shown = (
+        f"Left: means over {len(of['parent'])} runs. Right: last quarter of each branch, mean, 99 % interval and runs."
+    )
+    report.save_figure(figure, path, shown)
 
 
 def main() -> None:
@@ -129,8 +164,8 @@ def main() -> None:
         report.write(OUT, report.record(runs={name: known[name] for name in keys if name in known}))
 
     grid.complete([*of.values()], known, RUNS, None, say, keep)
-    for game in SEEDS:
-        print(game, *judged(known, game), sep="\n")
+    draw(known, OUT.with_suffix(".png"))
+    print(*claimed(known), *(branch(known, arm) for arm in CHANGES if arm != "control"), sep="\n")
 
 
 if __name__ == "__main__":

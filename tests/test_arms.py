@@ -13,7 +13,7 @@ pytest.importorskip("optuna")
 # isort: split
 import ppo
 import tune
-from benchmarks import arms, long_runs, pages
+from benchmarks import arms, long_runs, pages, plateaus
 from common.run import arguments
 from experiments.references import REFERENCES
 
@@ -134,6 +134,47 @@ def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_bef
     assert [x.outcome for x in (still, rising, above)] == ["holds"] * 3
     assert long_runs.passes([[1e6, 3.0], [2e6, None], [3e6, 32.0]], 32) == 3.0
     assert np.isinf(long_runs.passes([[1e6, 3.0]], 32))
+
+
+def test_branches_of_slow_runs_differ_from_their_parents_in_what_is_said_of_them():
+    cells = plateaus.cells()
+    parents = {seed: cell for (seed, arm), cell in cells.items() if arm == "parent"}
+    assert len(parents) == 6 and all((c.source, c.num_updates) == (None, 10_485_760 // 2048) for c in parents.values())
+    assert all((c.source, c.source_update) == (parents[seed], parents[seed].num_updates)
+               for (seed, arm), c in cells.items() if arm != "parent")  # fmt: skip
+    parent, control = dict(parents[1].flags), dict(cells[1, "control"].flags)
+    assert not parent["anneal_lr"] and not parent["anneal_ent"] and parent["num_envs"] == 64
+    same = {"total_timesteps", "num_eval_episodes", "checkpoint_every"}
+    assert {name for name in control if control[name] != parent.get(name)} == same
+    rate, bonus, eps = (parent[key] for key in ("learning_rate", "ent_coef", "clip_eps"))
+    for arm, changed in {
+        "lr_bonus_envs": {"learning_rate": rate / 4, "ent_coef": bonus / 4, "num_envs": 512},
+        "eps_bonus": {"clip_eps": eps / 4, "ent_coef": bonus / 4},
+        "larger": {"num_envs": 512, "minibatch_size": 8192},
+        "envs_64": {"num_envs": 4096},
+        "com": {"com": 128.0},  # 8 updates of 8 epochs of 2 minibatches
+    }.items():
+        of = dict(cells[1, arm].flags)
+        assert {name: value for name, value in of.items() if value != control.get(name)} == changed
+
+
+def test_a_claim_about_slow_runs_is_judged_by_pairs_of_branches_of_one_parent():
+    rng = np.random.default_rng(3)
+    values = {arm: rng.normal(30.0, 5.0, 6) for arm in plateaus.CHANGES}
+    runs = {f"{arm}{seed}": {"arm": arm, "seed": seed, "return": value}
+            for arm, of in values.items() for seed, value in enumerate(of)}  # fmt: skip
+    more, eps, _, _, _ = plateaus.claimed(runs)
+    pairs = (("envs", "control"), ("lr_envs", "lr"), ("bonus_envs", "bonus"), ("lr_bonus_envs", "lr_bonus"))
+    for effect, less in (
+        (more, np.mean([values[a] - values[b] for a, b in pairs], axis=0)),
+        (eps, (values["eps"] - values["control"] + values["eps_bonus"] - values["bonus"]) / 2),
+        (plateaus.branch(runs, "envs_64"), values["envs_64"] - values["control"]),
+    ):
+        half = 4.032 * less.std(ddof=1) / np.sqrt(6)  # of a 99 % t-interval with five degrees of freedom
+        assert effect[1:4] == pytest.approx((less.mean(), less.mean() - half, less.mean() + half), rel=1e-3)
+    assert effect.outcome == "reported"
+    del runs["lr0"]  # then the parent of seed 0 has no pair
+    assert [len(x.samples[0]) for x in plateaus.claimed(runs)] == [5, 6, 6, 5, 5]
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high():

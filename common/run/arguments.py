@@ -34,8 +34,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Steps = Annotated[int, Field(gt=0)]
 NoSteps = Annotated[int, Field(ge=0)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
-LEAST = 8  # minibatches by default: with fewer, few environments did worse (docs/log.md)
-FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32 (docs/log.md)
+LEAST = 8  # minibatches by default: with fewer, few environments did worse
+FEW_STEPS = 16  # gradient steps per update; with 4 policies got stuck that did not with 32
 
 
 @dataclass(frozen=True, kw_only=True)
