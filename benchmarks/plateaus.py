@@ -47,6 +47,7 @@ CHANGES = {  # what is said of a branch, and its flags: factors of the parent's,
     "com": ("PPO-EWMA, COM of 8 updates", {"com": 8}),
     "envs_64": ("64 × environments", {"num_envs": 64}),
     "larger": ("8 × environments, minibatches 8 × as large", ENVS | {"minibatch_size": 8}),
+    "epochs": ("epochs ÷ 4", {"update_epochs": 1 / 4}),
 }
 CLAIMS = {  # what is claimed to raise the return: the mean of the first branches less that of the second
     "8 × environments": (("envs", "lr_envs", "bonus_envs", "lr_bonus_envs"), ("control", "lr", "bonus", "lr_bonus")),
