@@ -241,10 +241,10 @@ def plateaus(brief: bool = False) -> None:
         gains = " and ".join(f"{1000 * mean(arm, key):.1f}" for key in ("own_gain", "fresh_gain"))
         clipped, kl = f"{100 * mean(arm, 'clipfrac'):.1f}", f"{1000 * mean(arm, 'kl'):.1f}"
         rows.append([what, f"{mean(arm, 'return'):.0f}", less, kl, gains.replace("-", "−"), clipped])
-        rows[-1].append(f"{mean(arm, 'entropy'):.2f}")
+        rows[-1] += [f"{mean(arm, 'entropy'):.2f}", f"{mean(arm, 'greedy'):.0f}" if arm in slow.PLAYED else ""]
     print()
     head = ["last quarter of", "return", "less the unchanged branch (99 %)", "`outer/kl` · 10³"]
-    table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy"], rows)
+    table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy", "most probable actions"], rows)
     ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
     print(f"\nParents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}. One core each", end=" ")
     print(f"({found['hardware']['cpu']}), {found['date'][:10]}.")

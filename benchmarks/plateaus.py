@@ -9,6 +9,7 @@ experiments/PREREGISTERED.md.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ CLAIMS = {  # what is claimed to raise the return: the mean of the first branche
     "entropy bonus ÷ 4": (("bonus", "bonus_envs", "lr_bonus", "lr_bonus_envs"), ("control", "envs", "lr", "lr_envs")),
 }
 LEVEL = 1 - 0.05 / len(CLAIMS)
+PLAYED = ("parent", "control", "lr", "bonus")  # also with most probable actions
 IN_COLOUR = ("envs", "lr", "lr_bonus", "bonus", "lr_bonus_envs", "eps")
 DRAWN = {"control": "black"} | dict(zip(IN_COLOUR, plots.COLOURS, strict=False))
 
@@ -98,6 +100,16 @@ def told(of: grid.Cell, seed: int, arm: str) -> dict[str, Any]:
         "curve": [[steps, value] for steps, _, value in learning.make_curve(folder)],
         "machine": made["machine"],
     }
+
+
+def greedy(cell: grid.Cell) -> float:
+    """Return of a run's final policy with most probable actions."""
+    playing = learning.greedy_cell(cell, RUNS)
+    playing = replace(playing, source=None, flags=(*playing.flags, ("num_eval_episodes", 128)))
+    if failed := grid.run_missing([playing], RUNS, 1, say):
+        raise SystemExit("\n".join(failed))
+    summary = json.loads((RUNS / playing.name / "summary.json").read_text())
+    return round(summary["eval/episodic_return"]["mean"], 3)
 
 
 def effect(runs: dict[str, Any], what: str, a: tuple[str, ...], b: tuple[str, ...]) -> effects.Effect:
@@ -160,11 +172,18 @@ def main() -> None:
     known, of = json.loads(OUT.read_text())["runs"] if OUT.exists() else {}, cells()
     keys = {cell.name: key for key, cell in of.items()}
 
-    def keep(cell: grid.Cell) -> None:
-        known[cell.name] = told(cell, *keys[cell.name])
+    def write() -> None:
         report.write(OUT, report.record(runs={name: known[name] for name in keys if name in known}))
 
+    def keep(cell: grid.Cell) -> None:
+        known[cell.name] = told(cell, *keys[cell.name])
+        write()
+
     grid.complete([*of.values()], known, RUNS, None, say, keep)
+    for (_, arm), cell in of.items():
+        if arm in PLAYED and "greedy" not in known[cell.name]:
+            known[cell.name]["greedy"] = greedy(cell)
+            write()
     draw(known, OUT.with_suffix(".png"))
     print(*claimed(known), *(branch(known, arm) for arm in CHANGES if arm != "control"), sep="\n")
 
