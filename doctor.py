@@ -42,7 +42,7 @@ class Args:
     intervene: bool = False
     """Branch the run with one thing changed at a time, and compare the branches with an unchanged one."""
     levers: tuple[str, ...] = ()
-    """Only these changes: envs, minibatch, lr, lr_up, epochs, eps, com, entropy (default: all that it can have)."""
+    """Only these: envs, minibatch, lr, lr_up, epochs, eps, com, entropy, entropy_down (default: all it can have)."""
     fresh: bool = False
     """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None

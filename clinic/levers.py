@@ -46,7 +46,10 @@ def levers_of(args: Any) -> dict[str, Lever]:
         "eps": Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4}),
         "com": Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma"),
         "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),
+        "entropy_down": Lever("a fifth of the entropy bonus", {"ent_coef": args.ent_coef / 5}),
     }
+    if not args.ent_coef:
+        del found["entropy_down"]
     if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
         del found["minibatch"]
     return found

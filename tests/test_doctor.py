@@ -507,6 +507,7 @@ def test_each_lever_changes_one_thing():
     )  # fmt: skip
     known = levers.levers_of(args)
     assert list(known) == ["control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy"]
+    assert levers.levers_of(ppo.Args(ent_coef=0.05))["entropy_down"].flags == {"ent_coef": pytest.approx(0.01)}
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
     assert len({cell.name for cell in cells.values()}) == len(cells) == 2 * len(known)
     kinds = {"ppo": ppo.Args, "ppo_ewma": ppo_ewma.Args}
