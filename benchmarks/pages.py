@@ -339,6 +339,9 @@ def million() -> None:
         minutes, cores = run["seconds"] / 60, run["machine"]["cores"]
         print(f"The command's ten updates ended at a return of {run['sampled']:.0f} (the limit is 500; one seed)")
         print(f"in {minutes:.0f} minutes on {cores} cores of another machine ({run['machine']['cpu']}).")
+    for run in learned()["breakout_ppo_1048576"]:
+        print(f"There twelve updates of Breakout took {run['seconds'] / 60:.0f} minutes and ended at", end=" ")
+        print(f"{run['sampled']:.0f} (one seed).")
 
 
 def compare() -> None:

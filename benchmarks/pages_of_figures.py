@@ -25,11 +25,6 @@ def paper_a(brief: bool = False) -> None:
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
             drawn[name] = read(f"fig_{name}")
-    ends = {
-        run["command"].partition("--com ")[2].split()[0].removesuffix(".0"): float(np.mean(run["final"]))
-        for run in drawn["1a"]["runs"].values()
-    }
-    coms = sorted(ends, key=float)
     if brief:
         names = ("com-8.0", "com-8.0_clip_eps-0.02", "com-4096.0")  # before the digest
         runs = {key.rpartition("_")[0]: run["final"] for key, run in drawn["12a"]["runs"].items()}
@@ -43,9 +38,6 @@ def paper_a(brief: bool = False) -> None:
         print("at 2M steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
         print("rate better.")
         return
-    table(["`--com`", *(f"{int(com):,}" for com in coms)],
-          [["return in the last tenth", *(f"{ends[com]:,.0f}".replace("-", "−") for com in coms)]])  # fmt: skip
-    print()
     claims: dict[tuple[str, str], list[str]] = {}
     for name, found in drawn.items():
         claims.setdefault((found["claim"], found["verdict"]), []).append(name)
@@ -206,18 +198,18 @@ def equal_steps() -> None:
 
 def branches() -> None:
     """What was tried afterwards on runs that stood still on Pendulum."""
-    found, rows, control = read("branches")["branches"], [], "COM 8"
+    found, told, control = read("branches")["branches"], [], "COM 8"
     for name, of in ((name, of) for name, of in found.items() if name.partition(",")[0] == control):
         ends = of["last_tenth"]
         gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
-        told = "" if name == control else signed(gain.estimate, gain.low, gain.high)
-        kls = [np.median(ends[key]) for key in ("kl", "proximal_kl")]
-        rows.append(
-            [name, f"{np.mean(ends['return']):,.0f}", told, *(f"{x:,.0f}" if x > 9 else f"{x:.2g}" for x in kls)]
+        kls = " and ".join(
+            f"{x:,.0f}" if (x := np.median(ends[key])) > 9 else f"{x:.2g}" for key in ("kl", "proximal_kl")
         )
-    rows = [[cell.replace("-", "−") if i else cell for i, cell in enumerate(row)] for row in rows]
-    kls = "`outer/kl`, median", "`ewma/kl`, median"
-    table(["from half-way on", "return at the end", "less the unchanged branch, paired by seed (95 %)", *kls], rows)
+        less = "" if name == control else f", {signed(gain.estimate, gain.low, gain.high)}"
+        end = f"{np.mean(ends['return']):,.0f}".replace("-", "−")
+        told.append(f"{name}: {end}{less}, {kls}")
+    text = "Return at the end, less the unchanged branch (pairs, 95 %), medians of `outer/kl` and `ewma/kl`: "
+    print(textwrap.fill(f"{text}{'; '.join(told)}.", 118, break_on_hyphens=False))
 
 
 def plateaus(brief: bool = False) -> None:
@@ -232,8 +224,9 @@ def plateaus(brief: bool = False) -> None:
         text = f"Return in the last quarter of {slow.BRANCH / 1e6:.1f}M steps more, less without the change: {told} "
         text += f"(99 % intervals; {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f})."
         return print(textwrap.fill(text, 118, break_on_hyphens=False))
-    rows = [[x.what, interval(x), f"**{x.outcome}**"] for x in claims]
-    table(["change", "return less that without it (99 %)", "raises it"], rows)
+    text = "Return less that without the change (99 %), and whether the change raises it: "
+    text += "; ".join(f"{x.what} {interval(x)}, **{x.outcome}**" for x in claims) + "."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
     rows = []
     for arm in ("parent", *slow.CHANGES):
         what = "*parents*" if arm == "parent" else slow.CHANGES[arm][0]

@@ -209,10 +209,12 @@ def many() -> Iterator[Row]:
 
 
 def million() -> Iterator[Row]:
-    """Ten updates."""
+    """Ten updates of CartPole, twelve of Breakout."""
     flags, score, source = "--env-id CartPole-v1 --num-envs 1048576 --num-steps 16", *CLASSIC["CartPole"][:2]
     flags += f" --total-timesteps {10 * 16 * 2**20}"
     yield Row("cartpole_ppo_1048576", "classic", "CartPole", "ppo.py", flags, score, source, seeds=1, alone=True)
+    flags, score = f"--num-envs 1048576 --num-steps 16 --total-timesteps {12 * 16 * 2**20}", GAMES["Breakout"][0]
+    yield Row("breakout_ppo_1048576", "minatar", "Breakout", "ppo.py", flags, score, DISCOGEN, seeds=1, alone=True)
 
 
 def plain() -> Iterator[Row]:
