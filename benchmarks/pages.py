@@ -224,10 +224,10 @@ def long_runs(brief: bool = False) -> None:
     text += f"Within 10.5M steps {early[0]} pass 32, {early[1]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
-    rows = [[x.what, signed(x.estimate, x.low, x.high, 2), bound(x), x.outcome] for x in claims]
-    table(["score", "mean (95 %)", "claimed", ""], rows)
-    machine = found["hardware"]["cpu"]
-    print(f"\nTogether: **{verdict}**. The longer runs: one core each ({machine}), {found['date'][:10]}.")
+    judged = (f"{x.what} {signed(x.estimate, x.low, x.high, 2)}, claimed {bound(x)}: {x.outcome}" for x in claims)
+    text = f"Scores, mean (95 %): {'; '.join(judged)}. Together: **{verdict}**. The longer runs: one core each "
+    text += f"({found['hardware']['cpu']}), {found['date'][:10]}."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def freed() -> None:
@@ -237,11 +237,9 @@ def freed() -> None:
         told = []
         for lever, of in levers.items():
             what = of["what"] if lever != "control" else "nothing else changed"
-            less = f" ({signed(*of['less']).replace(' (', ', ').rstrip(')')})" * (lever != "control")
-            told.append(f"{what.replace(' x ', ' × ')} {', '.join(f'{x:.0f}' for x in of['returns'])}{less}")
+            told.append(f"{what.replace(' x ', ' × ')} {', '.join(f'{x:.0f}' for x in of['returns'])}")
         seed = f"seed {found['runs'][name]['seed']} of {named(found['runs'][name]['arm'])}"
-        text = f"Branches of {lasting.BUDGET / 1e6:.1f}M steps from the end of {seed}, return in the last quarter (and "
-        text += f"less the first, 95 % together): {'; '.join(told)}."
+        text = f"From the end of {seed}, return in the last quarter: {'; '.join(told)}."
         print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 

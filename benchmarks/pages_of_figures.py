@@ -64,9 +64,7 @@ def paper_b() -> None:
         arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     seeds = max(len(x) for of in arms.values() for x in of.values())
-    table(["figure", "the paper's claim", ""], [[n, x["claim"], f"**{x['verdict']}**"] for n, x in drawn.items()])
     shown = lambda x: ", ".join(f"{value:.0f}" for value in x)  # noqa: E731
-    print()
     table(["N × K", "minibatch", "gradient steps", *games],
           [[f"{n} × {k}", *(f"{x:,}" for x in rest), *(shown(of[game]) for game in GAMES)]
            for (n, k, *rest), of in arms.items()])  # fmt: skip
@@ -82,7 +80,8 @@ def paper_b() -> None:
     differences_of_b(drawn)
     measurements_of_b(drawn)
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs.values()}))
-    print(f"\nOne core ({machines}), {max(found['drawn'] for found in drawn.values())}.")
+    verdicts = ", ".join(f"{name} **{found['verdict']}**" for name, found in drawn.items())
+    print(f"\nVerdicts: {verdicts}. One core ({machines}), {max(found['drawn'] for found in drawn.values())}.")
 
 
 def differences_of_b(drawn: dict[str, Any]) -> None:
@@ -217,27 +216,35 @@ def plateaus(brief: bool = False) -> None:
     found = read("plateaus")
     runs, claims = found["runs"], slow.claimed(found["runs"])
     of = {arm: [run for run in runs.values() if run["arm"] == arm] for arm in ("parent", *slow.CHANGES)}
-    interval = lambda x: signed(x.estimate, x.low, x.high)  # noqa: E731
+    interval = lambda x, digits=0: signed(x.estimate, x.low, x.high, digits)  # noqa: E731
     mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
     if brief:
-        told = "; ".join(f"{x.what} {interval(x)}" for x in claims)
+        told = "; ".join(f"{x.what} {interval(x, 1)}" for x in claims)
         text = f"Return in the last quarter of {slow.BRANCH / 1e6:.1f}M steps more, less without the change: {told} "
         text += f"(99 % intervals; {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f})."
         return print(textwrap.fill(text, 118, break_on_hyphens=False))
-    text = "Return less that without the change (99 %), and whether the change raises it: "
-    text += "; ".join(f"{x.what} {interval(x)}, **{x.outcome}**" for x in claims) + "."
+    premise = mean("parent", "return") < study.GATE[GAMES[0]]
+    text = f"The premise, parents below {study.GATE[GAMES[0]]}, {'holds' if premise else 'fails'}. "
+    text += "Return less that without the change (99 %), and whether the change raises it: "
+    text += "; ".join(f"{x.what} {interval(x, 1)}, **{x.outcome}**" for x in claims) + "."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
     rows = []
-    for arm in ("parent", *slow.CHANGES):
+    for arm in ("parent", *(arm for arm in slow.CHANGES if arm not in slow.IN_PICTURE)):
         what = "*parents*" if arm == "parent" else slow.CHANGES[arm][0]
         less = "" if arm in ("parent", "control") else interval(slow.branch(runs, arm))
-        gains = " and ".join(f"{1000 * mean(arm, key):.1f}" for key in ("own_gain", "fresh_gain"))
+        gains = " and ".join(f"{round(1000 * mean(arm, key), 1) + 0.0:.1f}" for key in ("own_gain", "fresh_gain"))
         clipped, kl = f"{100 * mean(arm, 'clipfrac'):.1f}", f"{1000 * mean(arm, 'kl'):.1f}"
         rows.append([what, f"{mean(arm, 'return'):.0f}", less, kl, gains.replace("-", "−"), clipped])
-        rows[-1] += [f"{mean(arm, 'entropy'):.2f}", f"{mean(arm, 'greedy'):.0f}" if arm in slow.PLAYED else ""]
+        rows[-1].append(f"{mean(arm, 'entropy'):.2f}")
     print()
     head = ["last quarter of", "return", "less the unchanged branch (99 %)", "`outer/kl` · 10³"]
-    table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy", "most probable actions"], rows)
+    table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy"], rows)
     ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
-    print(f"\nParents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}. One core each", end=" ")
-    print(f"({found['hardware']['cpu']}), {found['date'][:10]}.")
+    text = (
+        f"Parents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}. With most probable actions "
+    )
+    text += f"parents and these are at {mean('parent', 'greedy'):.0f} and {mean('control', 'greedy'):.0f}; "
+    played = (("learning rate ÷ 4", "lr"), ("entropy bonus ÷ 4", "bonus"))
+    text += " and ".join(f"{what} adds {interval(slow.branch(runs, arm, 'greedy'))}" for what, arm in played)
+    text += f". One core each ({found['hardware']['cpu']}), {found['date'][:10]}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))

@@ -59,6 +59,7 @@ CLAIMS = {  # what is claimed to raise the return: the mean of the first branche
 }
 LEVEL = 1 - 0.05 / len(CLAIMS)
 PLAYED = ("parent", "control", "lr", "bonus")  # also with most probable actions
+IN_PICTURE = ("lr_envs", "bonus_envs", "lr_bonus_envs", "envs_64")  # and not in the page's table
 IN_COLOUR = ("envs", "lr", "lr_bonus", "bonus", "lr_bonus_envs", "eps")
 DRAWN = {"control": "black"} | dict(zip(IN_COLOUR, plots.COLOURS, strict=False))
 
@@ -112,9 +113,11 @@ def greedy(cell: grid.Cell) -> float:
     return round(summary["eval/episodic_return"]["mean"], 3)
 
 
-def effect(runs: dict[str, Any], what: str, a: tuple[str, ...], b: tuple[str, ...]) -> effects.Effect:
+def effect(
+    runs: dict[str, Any], what: str, a: tuple[str, ...], b: tuple[str, ...], key: str = "return"
+) -> effects.Effect:
     """Return in the last quarter of branches a less that of b, means over each parent's branches, paired by parent."""
-    of = {(run["arm"], run["seed"]): run["return"] for run in runs.values()}
+    of = {(run["arm"], run["seed"]): run[key] for run in runs.values() if key in run}
     whole = [seed for seed in range(SEEDS) if all((arm, seed) in of for arm in (*a, *b))]
     less = [np.mean([of[arm, seed] for arm in a]) - np.mean([of[arm, seed] for arm in b]) for seed in whole]
     return effects.difference(what, np.array(less), level=LEVEL, above=0.0 if what in CLAIMS else None)
@@ -125,9 +128,9 @@ def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     return [effect(runs, what, *sides) for what, sides in CLAIMS.items()]
 
 
-def branch(runs: dict[str, Any], arm: str) -> effects.Effect:
+def branch(runs: dict[str, Any], arm: str, key: str = "return") -> effects.Effect:
     """Return of one branch less that of the unchanged one."""
-    return effect(runs, f"{CHANGES[arm][0]}, less {CHANGES['control'][0]}", (arm,), ("control",))
+    return effect(runs, f"{CHANGES[arm][0]}, less {CHANGES['control'][0]}", (arm,), ("control",), key)
 
 
 def mean_curve(runs: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
