@@ -80,7 +80,8 @@ def learning() -> None:
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
             typed = [np.mean(x["sampled"]) for x in read("gpu")["ten_seeds"]["calls"] if x["how"] == "as typed"]
-            how.append(f"[on an H100](docs/scaling.md#on-a-gpu) {' and '.join(f'{x:.0f}' for x in typed)}")
+            ends = " and ".join(f"{x:.0f}" for x in typed)
+            how.append(f"[on an H100](docs/scaling.md#on-a-gpu) {ends}, each of ten seeds")
         if on_gpu := sum("together" in run for run in found):
             how.append(f"{on_gpu} of them on an H100")
         mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
@@ -114,7 +115,8 @@ def environments() -> None:
         said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
         gaps.append(f"{game} {signed(effect.estimate, effect.low, effect.high)}")
     verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
-    print(f"2,048 minus 64, return: {', '.join(gaps)}; 95 % for the {len(asked)} games together: {verdict}.")
+    text = f"2,048 minus 64, return: {', '.join(gaps)}; 95 % for the {len(asked)} games together: {verdict}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def arms(brief: bool = False) -> None:

@@ -220,7 +220,7 @@ def plateaus(brief: bool = False) -> None:
     mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
     if brief:
         told = "; ".join(f"{x.what} {interval(x, 1)}" for x in claims)
-        text = f"Return in the last quarter of {slow.BRANCH / 1e6:.1f}M steps more, less without the change: {told} "
+        text = f"Return over the last quarter of {slow.BRANCH / 1e6:.1f}M further steps, less that without: {told} "
         text += f"(99 % intervals; {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f})."
         return print(textwrap.fill(text, 118, break_on_hyphens=False))
     premise = mean("parent", "return") < study.GATE[GAMES[0]]
@@ -246,5 +246,12 @@ def plateaus(brief: bool = False) -> None:
     text += f"parents and these are at {mean('parent', 'greedy'):.0f} and {mean('control', 'greedy'):.0f}; "
     played = (("learning rate ÷ 4", "lr"), ("entropy bonus ÷ 4", "bonus"))
     text += " and ".join(f"{what} adds {interval(slow.branch(runs, arm, 'greedy'))}" for what, arm in played)
-    text += f". One core each ({found['hardware']['cpu']}), {found['date'][:10]}."
+    gained = slow.effect(runs, "", ("control",), ("parent",))
+    text += f". Without a change the return rises by {interval(gained, 1)}. At bonus ÷ 4, 8 × environments add "
+    text += interval(slow.effect(runs, "", ("bonus_envs",), ("bonus",)), 1)
+    text += f" and ε ÷ 4 {interval(slow.effect(runs, '', ('eps_bonus',), ('bonus',)), 1)}. "
+    falling = [run for run in read("arms")["runs"].values() if (run["arm"], run["env_id"]) == ("small", GAMES[0])]
+    ends = [np.nanmean([point[2] for point in run["curve"][-len(run["curve"]) // 4 :]]) for run in falling]
+    text += f"Where rate and bonus fall, the last quarter of 10.5M steps is at {', '.join(f'{x:.0f}' for x in ends)}. "
+    text += f"One core each ({found['hardware']['cpu']}), {found['date'][:10]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
