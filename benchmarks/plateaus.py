@@ -1,6 +1,6 @@
 """With a constant learning rate PPO slows down on Breakout far below its best. What makes such a run rise again?
 
-    python benchmarks/plateaus.py     # what is missing: an hour and 40 minutes on two cores
+    python benchmarks/plateaus.py     # what is missing: 1 hour 50 minutes on two cores
 
 Parents have the flags that arms.py found for 64 environments, whose results it needs, but rate and entropy bonus stay
 as they are. Each branch goes on from a parent's end with one thing changed, or several. The rules are in
