@@ -13,6 +13,7 @@ import math
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,14 @@ def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
     return found
 
 
+def on_one_grid(curves: Iterable[Sequence[Sequence[float | None]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Curves of steps ... and return, each as long -> steps [T], returns [T, runs]."""
+    each = [np.array(curve, np.float64) for curve in curves]
+    steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
+    values = [np.interp(steps, *curve[~np.isnan(curve[:, -1])][:, [0, -1]].T, left=np.nan) for curve in each]
+    return steps, np.array(values).T
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
     """Each game's returns in training, and all differences of scores."""
     curves, ends = returns(found, "curve"), returns(found)
@@ -222,11 +231,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis, game in zip(axes[0], GAMES, strict=False):
         for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
             if len(curves[arm][game]) >= effects.FEWEST:
-                each = [np.array(curve, np.float64) for curve in curves[arm][game].values()]
-                steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
-                values = [np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in each]
-                middle, width = plots.mean_and_ci(np.array(values).T)
-                axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {len(each)}")
+                steps, values = on_one_grid(curves[arm][game].values())
+                middle, width = plots.mean_and_ci(values)
+                axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {values.shape[1]}")
                 axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
             axis.axhline(value, color="0.5", linestyle=":", linewidth=1)

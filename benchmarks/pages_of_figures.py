@@ -220,8 +220,9 @@ def plateaus(brief: bool = False) -> None:
     mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
     if brief:
         told = "; ".join(f"{x.what} {interval(x, 1)}" for x in claims)
-        text = f"Return over the last quarter of {slow.BRANCH / 1e6:.1f}M further steps, less that without: {told} "
-        text += f"(99 % intervals; {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f})."
+        text = f"Effects on the return in the last quarter of {slow.BRANCH / 1e6:.1f}M further steps, 99 % intervals: "
+        text += f"{told}. These are {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f}, with "
+        text += "sampled actions; with most probable ones neither the rate's nor the bonus's effect is clear."
         return print(textwrap.fill(text, 118, break_on_hyphens=False))
     premise = mean("parent", "return") < study.GATE[GAMES[0]]
     text = f"The premise, parents below {study.GATE[GAMES[0]]}, {'holds' if premise else 'fails'}. "

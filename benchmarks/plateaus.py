@@ -135,10 +135,8 @@ def branch(runs: dict[str, Any], arm: str, key: str = "return") -> effects.Effec
 
 def mean_curve(runs: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Million steps [T] and the mean over runs of the return in training [T]."""
-    each = [np.array(run["curve"], np.float64) for run in runs]
-    steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
-    values = [np.interp(steps, *curve[~np.isnan(curve[:, 1])].T, left=np.nan) for curve in each]
-    return steps / 1e6, np.mean(values, axis=0)
+    steps, values = arms.on_one_grid(run["curve"] for run in runs)
+    return steps / 1e6, values.mean(axis=1)
 
 
 def draw(runs: dict[str, Any], path: Path) -> None:
