@@ -91,10 +91,10 @@ def tuning(arm: str, args: Args) -> list[str]:
     return ["python", "tune.py", "ppo.py", *grid.spelled(asked | common_flags(arm, args)), *words]
 
 
-def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args) -> grid.Cell:
-    """A run that counts, on one core as the trials."""
+def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args, called: str = "") -> grid.Cell:
+    """A run that counts, on one core as the trials. called: what it is called in place of its arm's name."""
     flags = {"env_id": env_id, "seed": seed} | common_flags(arm, args) | flags | {"num_devices": 1}
-    varied = {"arm": arm, "env": env_id, "seed": seed}
+    varied = {"arm": called or arm, "env": env_id, "seed": seed}
     return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)
 
 

@@ -19,25 +19,12 @@ from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
 
-def paper_a(brief: bool = False) -> None:
-    """The figures of paper A on Pendulum that were run: verdicts. brief: only how two COMs end."""
+def paper_a() -> None:
+    """The figures of paper A on Pendulum that were run: verdicts."""
     drawn = {}
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
             drawn[name] = read(f"fig_{name}")
-    if brief:
-        names = ("com-8.0", "com-8.0_clip_eps-0.02", "com-4096.0")  # before the digest
-        runs = {key.rpartition("_")[0]: run["final"] for key, run in drawn["12a"]["runs"].items()}
-        weak, smaller, good = (f"−{-np.mean(runs[f'ppo_ewma_{name}']):.0f}" for name in names)
-        few, many = (at_equal_steps()[8, n][0] for n in (32, 128))
-        print("- [With too large an outer step PPO ends low](docs/report.md#paper-as-figures-on-pendulum): on Pendulum")
-        print(f"  COM 8 ends at {weak} (1.6M steps), with ε 0.02 in place of 0.2 at {smaller}; COM 4,096", end=" ")
-        print(
-            f"at {good}. Seen\n  afterwards: 128 environments in place of 32 took COM 8 from {few} to {many}", end=" "
-        )
-        print("at 2M steps; changed\n  half-way, a larger COM made runs far worse, a tenth of the learning", end=" ")
-        print("rate better.")
-        return
     claims: dict[tuple[str, str], list[str]] = {}
     for name, found in drawn.items():
         claims.setdefault((found["claim"], found["verdict"]), []).append(name)
@@ -211,19 +198,13 @@ def branches() -> None:
     print(textwrap.fill(f"{text}{'; '.join(told)}.", 118, break_on_hyphens=False))
 
 
-def plateaus(brief: bool = False) -> None:
-    """What makes slow runs at a constant rate rise. brief: only the claims, in a sentence."""
+def plateaus() -> None:
+    """What makes slow runs at a constant rate rise."""
     found = read("plateaus")
     runs, claims = found["runs"], slow.claimed(found["runs"])
     of = {arm: [run for run in runs.values() if run["arm"] == arm] for arm in ("parent", *slow.CHANGES)}
     interval = lambda x, digits=0: signed(x.estimate, x.low, x.high, digits)  # noqa: E731
     mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
-    if brief:
-        told = "; ".join(f"{x.what} {interval(x, 1)}" for x in claims)
-        text = f"Effects on the return in the last quarter of {slow.BRANCH / 1e6:.1f}M further steps, 99 % intervals: "
-        text += f"{told}. These are {len(of['parent'])} runs, which were at {mean('parent', 'return'):.0f}, with "
-        text += "sampled actions; with most probable ones neither the rate's nor the bonus's effect is clear."
-        return print(textwrap.fill(text, 118, break_on_hyphens=False))
     premise = mean("parent", "return") < study.GATE[GAMES[0]]
     text = f"The premise, parents below {study.GATE[GAMES[0]]}, {'holds' if premise else 'fails'}. "
     text += "Return less that without the change (99 %), and whether the change raises it: "
