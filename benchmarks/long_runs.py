@@ -37,12 +37,12 @@ def cells() -> list[grid.Cell]:
     return [arms.test(arm, tuned.best(arm), GAME, seed, ARGS) for seed in range(SEEDS) for arm in ARMS]
 
 
-def gains(runs: Sequence[dict[str, Any]]) -> np.ndarray:
+def gains(runs: Sequence[dict[str, Any]], game: str = GAME) -> np.ndarray:
     """Scores [runs]: return in training in the last tenth less that in the last tenth before half-way."""
     found = []
     for run in runs:
         curve = np.array(run["curve"], np.float64)
-        share, score = curve[:, 0] / curve[-1, 0], reference_score(GAME, curve[:, 2])
+        share, score = curve[:, 0] / curve[-1, 0], reference_score(game, curve[:, 2])
         ends = [np.nanmean(score[(end - 0.1 < share) & (share <= end)]) for end in (1.0, 0.5)]
         found.append(ends[0] - ends[1])
     return np.array(found)

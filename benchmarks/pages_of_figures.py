@@ -12,7 +12,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import figures
-from benchmarks import arms as study, plateaus as slow
+from benchmarks import arms as study, long_runs as lasting, plateaus as slow, recipes as rules
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
 from common.run import plots
@@ -237,3 +237,38 @@ def plateaus() -> None:
     text += f"Where rate and bonus fall, the last quarter of 10.5M steps is at {', '.join(f'{x:.0f}' for x in ends)}. "
     text += f"One core each ({found['hardware']['cpu']}), {found['date'][:10]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def recipes_on_minatar(brief: bool = False) -> None:
+    """Paper A's recipe on two games, beside larger minibatches. brief: only the claims."""
+    found = read("recipes")
+    of = rules.by_arm(found["runs"], read("arms")["runs"])
+    short = {game: game.removesuffix("-MinAtar") for game in rules.SEEDS}
+    words = {arm: what for arm, (what, _) in rules.RECIPES.items()}
+
+    def less(a: str, b: str) -> str:
+        of_games = rules.less(of, a, b).items()
+        return f"{words[b]}: " + ", ".join(
+            f"{short[game]} {signed(x.estimate, x.low, x.high, 2)}" for game, x in of_games
+        )
+
+    told = "; ".join(f"{less(*claim)}, **{rules.judged(rules.less(of, *claim))}**" for claim in rules.CLAIMS)
+    level = f"{100 * rules.LEVEL:.4g} % intervals"
+    if brief:
+        text = f"[Paper A's recipe](docs/report.md#paper-as-recipe-on-minatar): {words['recipe']}, flags of 64. Its "
+        text += f"scores ({level}) less those of {told.replace('**', '')}."
+        return print(textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+    rows, timed = [], next(iter(short))  # the game of which all arms ran on one machine
+    for arm, what in words.items():
+        ends = (np.array([run["return"] for run in of[arm, game]]) for game in short)
+        gains = " and ".join(f"{lasting.gains(of[arm, game], game).mean():+.2f}" for game in short).replace("-", "−")
+        kl, seconds = ([run[key] for run in of[arm, timed]] for key in ("kl", "seconds"))
+        row = [*("{:.1f} ± {:.1f} ({})".format(*plots.mean_and_ci(x), len(x)) for x in ends), gains]
+        rows.append([what, *row, f"{1000 * np.mean(kl):.1f}", f"{np.median(seconds) / 60:.1f}"])
+    head = [f"{what}, {short[timed]}" for what in ("`outer/kl` · 10³", "minutes")]
+    table(["environments", *short.values(), "gain in the second half (score)", *head], rows)
+    text = (
+        f"Returns: mean ± half the 95 % interval (seeds). Scores of {words['recipe']}, less those of {told} ({level}). "
+    )
+    text += f"Reported: less those of {less('recipe', 'small')}. One core each ({found['hardware']['cpu']}), "
+    print("\n" + textwrap.fill(f"{text}{found['date'][:10]}.", 118, break_on_hyphens=False))

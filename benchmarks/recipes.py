@@ -11,11 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import arms, report
+from common.run import plots
 from common.run.tracking import say
-from experiments import grid
+from experiments import effects, grid
+from experiments.references import reference_score
 
 SEEDS = {"Asterix-MinAtar": 5, "SpaceInvaders-MinAtar": 4}
 MINIBATCHES = {"minibatch_size": 8 * 1024}
@@ -46,14 +50,49 @@ def cells() -> list[grid.Cell]:
     ]
 
 
+def told(cell: grid.Cell) -> dict[str, Any]:
+    """What is kept of a finished run; kl: mean of outer/kl over its last quarter."""
+    lines = plots.read_lines(ARGS.runs_dir / cell.name)
+    kl = np.array([line.get("outer/kl") for line in lines[-(len(lines) // 4) :]], np.float64)
+    return arms.told(cell, ARGS.runs_dir) | {"kl": float(f"{np.nanmean(kl):.3g}")}
+
+
+def by_arm(runs: dict[str, Any], of_arms: dict[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """{(arm, game): runs}, with those that arms.py made."""
+    known = [run for run in of_arms.values() if (run["arm"], run["env_id"]) in KNOWN]
+    both = [*known, *runs.values()]
+    return {
+        (arm, game): [run for run in both if (run["arm"], run["env_id"]) == (arm, game)]
+        for arm in RECIPES
+        for game in SEEDS
+    }
+
+
+def less(of: dict[tuple[str, str], list[dict[str, Any]]], a: str, b: str) -> dict[str, effects.Effect]:
+    """{game: final scores of arm a less those of arm b}."""
+    ends = {key: np.array([reference_score(run["env_id"], run["return"]) for run in runs]) for key, runs in of.items()}
+    return {game: effects.difference(f"{a} less {b}", ends[a, game], ends[b, game], level=LEVEL) for game in SEEDS}
+
+
+def judged(of: dict[str, effects.Effect]) -> str:
+    """What the rules say of a claim, from its effect on each game."""
+    above, below = [x.low > 0 for x in of.values()], [x.high < 0 for x in of.values()]
+    if any(above) and any(below):
+        return "open: the games disagree"
+    return "holds" if all(above) else "refuted" if all(below) else "open"
+
+
 def main() -> None:
     runs = json.loads(ARGS.out.read_text())["runs"] if ARGS.out.exists() else {}
 
     def keep(cell: grid.Cell) -> None:
-        runs[cell.name] = arms.told(cell, ARGS.runs_dir)
+        runs[cell.name] = told(cell)
         report.write(ARGS.out, report.record(runs=dict(sorted(runs.items()))))
 
     grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
+    of = by_arm(runs, json.loads(arms.Args().out.read_text())["runs"])
+    for claim in CLAIMS:
+        print(*less(of, *claim).values(), judged(less(of, *claim)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ pytest.importorskip("optuna")
 # isort: split
 import ppo
 import tune
-from benchmarks import arms, long_runs, pages, plateaus
+from benchmarks import arms, long_runs, pages, pages_of_figures, plateaus, recipes
 from common.run import arguments
 from experiments.references import REFERENCES
 
@@ -184,3 +184,50 @@ def test_the_gate_fails_where_no_arm_of_all_ends_high():
     assert arms.fails_gate(ends) == []
     ends = {arm: {"Breakout-MinAtar": {0: 1.0}, "SpaceInvaders-MinAtar": {}} for arm in arms.ARMS}
     assert arms.fails_gate(ends) is None  # not before all have run
+
+
+def test_recipes_differ_from_the_flags_of_64_environments_in_what_is_said_of_them():
+    """32 runs, of which none is the one that arms.py has; all are of as many steps."""
+    cells = recipes.cells()
+    assert len(cells) == 4 * 5 + 3 * 4 and len({cell.name for cell in cells}) == 32
+    of = {dict(cell.flags)["env_id"][0] + cell.name.split("_")[1]: dict(cell.flags) for cell in cells}
+    assert "Sarm-small" not in of
+    small = of["Aarm-small"] | {"seed": None}
+    changed = {
+        "recipe": {"num_envs": 512},
+        "larger": {"num_envs": 512, "minibatch_size": 8192},
+        "root": {"num_envs": 512, "minibatch_size": 8192, "learning_rate": 0.006},
+    }
+    assert of["Aarm-root"]["learning_rate"] == pytest.approx(8**0.5 * small["learning_rate"], rel=1e-2)
+    for arm, flags in changed.items():
+        assert of[f"Aarm-{arm}"] | {"seed": None} == small | flags
+    assert {cell.num_updates * dict(cell.flags)["num_envs"] * 32 for cell in cells} == {10_485_760}
+
+
+@pytest.mark.parametrize(("asterix", "invaders", "verdict"), [
+    (0.5, 0.5, "holds"), (-0.5, -0.5, "refuted"), (0.5, -0.5, "open: the games disagree"), (0.5, 0.01, "open"),
+    (0.0, 0.0, "open"),
+])  # fmt: skip
+def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, asterix, invaders, verdict):
+    (low, high), (least, most) = (REFERENCES[game] for game in recipes.SEEDS)
+    run = lambda arm, game, seed, score, low, high: {  # noqa: E731
+        "arm": arm, "env_id": game, "return": low + (high - low) * (score + 0.01 * seed), "kl": 0.002, "seconds": 90,
+        "curve": [[n, 0, low + (high - low) * (score + n / 1e3)] for n in range(100)],
+    }  # fmt: skip
+    scores = {"small": (0.2, 0.3), "recipe": (asterix, invaders), "larger": (0.0, 0.0), "root": (0.0, 0.0)}
+    runs = {
+        f"{arm}{game}{seed}": run(arm, game, seed, score, *REFERENCES[game])
+        for arm, of in scores.items()
+        for game, score in zip(recipes.SEEDS, of, strict=True)
+        for seed in range(4)
+    }
+    known = {name: runs.pop(name) for name in [*runs] if name.startswith("smallSpace")}
+    of = recipes.less(recipes.by_arm(runs, known | runs), "recipe", "larger")
+    assert [x.estimate for x in of.values()] == pytest.approx([asterix, invaders]) and recipes.LEVEL == 0.9875
+    assert recipes.judged(of) == verdict
+    found = {"recipes": {"runs": runs, "hardware": {"cpu": "X"}, "date": "2026-01-02T03"}, "arms": {"runs": known}}
+    monkeypatch.setattr(pages_of_figures, "read", found.get)
+    pages_of_figures.recipes_on_minatar()
+    told = " ".join(capsys.readouterr().out.split())
+    row = f"| {low + (high - low) * 0.215:.1f} ± 0.3 (4) | {least + (most - least) * 0.315:.1f} ± 3.6 (4) "
+    assert f"| 64 environments {row}| +0.05 and +0.05 | 2.0 | 1.5 |" in told and f"**{verdict}**" in told
