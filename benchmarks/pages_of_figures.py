@@ -222,10 +222,9 @@ def plateaus() -> None:
     head = ["last quarter of", "return", "less the unchanged branch (99 %)", "`outer/kl` · 10³"]
     table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy"], rows)
     ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
-    text = (
-        f"Parents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}. With most probable actions "
-    )
-    text += f"parents and these are at {mean('parent', 'greedy'):.0f} and {mean('control', 'greedy'):.0f}; "
+    text = f"Parents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}; learning rate ÷ 4: "
+    text += f"{ends('lr')}; learning rate and bonus ÷ 4: {ends('lr_bonus')}. With most probable actions "
+    text += f"parents and unchanged branches are at {mean('parent', 'greedy'):.0f} and {mean('control', 'greedy'):.0f}; "
     played = (("learning rate ÷ 4", "lr"), ("entropy bonus ÷ 4", "bonus"))
     text += " and ".join(f"{what} adds {interval(slow.branch(runs, arm, 'greedy'))}" for what, arm in played)
     gained = slow.effect(runs, "", ("control",), ("parent",))

@@ -173,9 +173,12 @@ def short(task: str) -> str:
 
 def headline() -> Iterator[Row]:
     how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True, "seeds": 3}
-    yield Row("headline", task="Breakout", flags="", reference=69.9, goals=GOALS["Breakout"], **how)
-    flags, goals = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
-    yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goals=goals, **how)
+    for number in ("", "_64", "_512", "_8192"):  # the default is 2,048
+        more = number and f"--num-envs {number[1:]}"
+        yield Row(f"headline{number}", task="Breakout", flags=more, reference=69.9, goals=GOALS["Breakout"], **how)
+        flags, goals = f"--env-id SpaceInvaders-MinAtar {more}".strip(), GOALS["SpaceInvaders"]
+        name = f"headline_spaceinvaders{number}"
+        yield Row(name, task="SpaceInvaders", flags=flags, reference=180.9, goals=goals, **how)
 
 
 def beside_purejaxrl() -> Iterator[Row]:
