@@ -224,7 +224,7 @@ def plateaus() -> None:
     ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
     text = f"Parents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}; learning rate ÷ 4: "
     text += f"{ends('lr')}; learning rate and bonus ÷ 4: {ends('lr_bonus')}. With most probable actions "
-    text += f"parents and unchanged branches are at {mean('parent', 'greedy'):.0f} and {mean('control', 'greedy'):.0f}; "
+    text += f"parents are at {mean('parent', 'greedy'):.0f}, unchanged branches at {mean('control', 'greedy'):.0f}; "
     played = (("learning rate ÷ 4", "lr"), ("entropy bonus ÷ 4", "bonus"))
     text += " and ".join(f"{what} adds {interval(slow.branch(runs, arm, 'greedy'))}" for what, arm in played)
     gained = slow.effect(runs, "", ("control",), ("parent",))
