@@ -196,15 +196,11 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
     ("--env-id CartPole-v1 --num-envs 8388608 --num-steps 512 --num-devices 1 --total-timesteps 4294967296",
      ["2^31", "--num-rollout-chunks"]),
     ("--num-rollout-chunks 3", ["--num-rollout-chunks 3", "--num-envs 2048", "--num-minibatches 32", "2 or 4"]),
-    ("--init-from /nowhere", ["--init-from /nowhere"]),
     ("--fresh-critic", ["--fresh-critic: needs --init-from"]),
     ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
-    ("--resume EMPTY", ["--resume", "empty", "no checkpoint"]),
-    ("--init-from EMPTY@3", ["--init-from", "empty@3", "no checkpoint"]),
     ("--init-from OTHER", ["--init-from", "other: learner/params/params/actor/bias is missing there"]),
     ("--init-from NORMS", ["norms: was trained with --norm-value True, --norm-obs True, which cannot change"]),
     ("--run-name empty", ["--run-name empty", "exists already"]),
-    ("--runs-dir empty/args.json/x", ["--runs-dir", "cannot make a folder there (Not a directory)"]),
 ])  # fmt: skip
 def test_bad_input_is_answered_in_one_line_before_anything_compiles(capsys, tmp_path, nothing_compiles, flags, said):
     norms = {"norm_obs": True, "norm_value": True}
@@ -214,8 +210,7 @@ def test_bad_input_is_answered_in_one_line_before_anything_compiles(capsys, tmp_
         flags = flags.replace(name.upper(), str(tmp_path / name))
     checkpoints.save(tmp_path / "other/checkpoints", 1, {"learner": {"another": np.zeros(3, np.float32)}})
     (tmp_path / "norms/checkpoints/1").mkdir()
-    flags = flags.replace("empty/", f"{tmp_path}/empty/").split()
-    code, _, said_of_it = ended(capsys, ppo, "--runs-dir", tmp_path, *flags)
+    code, _, said_of_it = ended(capsys, ppo, "--runs-dir", tmp_path, *flags.split())
     (line,) = said_of_it.splitlines()
     assert code == 2 and line.startswith("ppo.py: error: ")
     assert all(part in line for part in said), line

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +11,10 @@ pytest.importorskip("optuna")
 
 # isort: split
 import ppo
-import tune
-from benchmarks import arms, long_runs, pages, pages_of_figures, plateaus, recipes
-from common.run import arguments
+from benchmarks import arms, long_runs, pages_of_figures, plateaus, recipes
 from experiments.references import REFERENCES
 
 pytestmark = pytest.mark.optional
-
-
-def test_arms_differ_in_how_data_are_gathered_and_in_nothing_else():
-    asked = []
-    for arm in arms.ARMS:
-        own, passed = tune.split(arms.tuning(arm, arms.Args(workers=2))[2:])
-        task = tune.settle(arguments.parse(tune.Args, "", own), passed)
-        assert sorted(task.space) == sorted([*arms.SEARCHED, "minibatch_size"])
-        N, K, _ = arms.ARMS[arm]
-        assert (task.given.pop("num_envs"), task.given.pop("num_steps")) == (N, K)
-        assert max(task.space.pop("minibatch_size").choices) <= N * K
-        asked.append((task.given, task.space, replace(task.args, study=None, search=())))
-    assert asked[0] == asked[1] == asked[2] and asked[0][2].seed == 100 and len(asked[0][2].env_id) == 2
 
 
 def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
@@ -86,36 +70,6 @@ def test_a_claim_is_decided_where_the_whole_interval_is(low, high, more, equal):
     assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal]
 
 
-def test_the_page_has_the_best_flags_the_returns_and_the_verdicts(monkeypatch, capsys):
-    """Flags at the end of what was searched have a star."""
-    flags = {"learning_rate": 6e-4, "anneal_lr": True, "clip_eps": 0.2, "gae_lambda": 0.96, "ent_coef": 0.02}
-    flags |= {"update_epochs": 3, "minibatch_size": 1024}
-    worse, best = {"score": 0.3, "flags": flags | {"clip_eps": 0.1}}, {"score": 0.8, "flags": flags}
-    trials = [worse, {"score": None, "flags": flags}, best] * 4
-    returns = {"small": {"Breakout-MinAtar": 69.9, "SpaceInvaders-MinAtar": 180.9}}  # the published ones: score 1
-    returns["many"] = {"Breakout-MinAtar": 0.405, "SpaceInvaders-MinAtar": 4.15}  # those of a random policy: 0
-    runs = {
-        f"{arm}{game}{seed}": {"arm": arm, "env_id": game, "seed": seed, "return": value, "seconds": 90}
-        for arm, by_game in returns.items()
-        for game, value in by_game.items()
-        for seed in range(6)
-    }
-    found = {"trials": {"small": trials, "many": trials[:5]}, "runs": runs, "date": "2026-01-02T03"}
-    found["hardware"] = {"cores": 2, "cpu": "X"}
-    monkeypatch.setattr(pages, "read", lambda name: found)
-    pages.arms()
-    told = capsys.readouterr().out
-    assert "| 64 × 32 | 12 of 12 | 0.80 | 0.0006* | True | 0.2 | 0.96* | 0.02 | 3 | 1024* |" in told
-    assert "| 4,096 × 32 | 5 of 12 | – |" in told
-    assert "| 64 × 32 | 70 ± 0 (6) | 181 ± 0 (6) | 1.00 | 1.00 | 0.00 |" in told
-    all_one = " | ".join(["−1.00 (−1.00 to −1.00)"] * 4)
-    assert f"| 4,096 × 32 minus 64 × 32 | more environments end higher | {all_one} | refuted |" in told
-    assert "| equal within 0.1 | – | – | – | – | not run |" in told and "The gate is passed." in told
-    del runs["manyBreakout-MinAtar5"]
-    pages.arms()
-    assert "| open (5 of 6 seeds) |" in capsys.readouterr().out
-
-
 def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
     steps = np.arange(1, 41) * 1e6
     low, high = REFERENCES[long_runs.GAME]
@@ -134,28 +88,6 @@ def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_bef
     assert [x.outcome for x in (still, rising, above)] == ["holds"] * 3
     assert long_runs.passes([[1e6, 3.0], [2e6, None], [3e6, 32.0]], 32) == 3.0
     assert np.isinf(long_runs.passes([[1e6, 3.0]], 32))
-
-
-def test_branches_of_slow_runs_differ_from_their_parents_in_what_is_said_of_them():
-    cells = plateaus.cells()
-    parents = {seed: cell for (seed, arm), cell in cells.items() if arm == "parent"}
-    assert len(parents) == 6 and all((c.source, c.num_updates) == (None, 10_485_760 // 2048) for c in parents.values())
-    assert all((c.source, c.source_update) == (parents[seed], parents[seed].num_updates)
-               for (seed, arm), c in cells.items() if arm != "parent")  # fmt: skip
-    parent, control = dict(parents[1].flags), dict(cells[1, "control"].flags)
-    assert not parent["anneal_lr"] and not parent["anneal_ent"] and parent["num_envs"] == 64
-    same = {"total_timesteps", "num_eval_episodes", "checkpoint_every"}
-    assert {name for name in control if control[name] != parent.get(name)} == same
-    rate, bonus, eps = (parent[key] for key in ("learning_rate", "ent_coef", "clip_eps"))
-    for arm, changed in {
-        "lr_bonus_envs": {"learning_rate": rate / 4, "ent_coef": bonus / 4, "num_envs": 512},
-        "eps_bonus": {"clip_eps": eps / 4, "ent_coef": bonus / 4},
-        "larger": {"num_envs": 512, "minibatch_size": 8192},
-        "envs_64": {"num_envs": 4096},
-        "com": {"com": 128.0},  # 8 updates of 8 epochs of 2 minibatches
-    }.items():
-        of = dict(cells[1, arm].flags)
-        assert {name: value for name, value in of.items() if value != control.get(name)} == changed
 
 
 def test_a_claim_about_slow_runs_is_judged_by_pairs_of_branches_of_one_parent():

@@ -106,13 +106,11 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
 
 @pytest.mark.parametrize("flags, said", [
     ("--evaluate RUN@7", "--evaluate RUN@7: its checkpoints are at updates 5, 10"),
-    ("--evaluate nowhere", "--evaluate nowhere: not the folder of a run"),
     ("--evaluate RUN --resume RUN", "--resume RUN with --evaluate: a resumed run keeps its own flags"),
     ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
     ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
     ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
     ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
-    ("--resume RUN --total-timesteps 4096", "with --total-timesteps: a resumed run keeps its own flags"),
 ])  # fmt: skip
 def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
     script, path = trained

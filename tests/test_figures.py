@@ -280,7 +280,7 @@ AT_HOME = [name for name in FIGURES if "laptop" in FIGURES[name].presets]
 
 
 def laptop_cells(*names):
-    return grid.with_sources([c for n in names or AT_HOME for c in each(FIGURES[n].cells(preset_of(n)))])
+    return grid.with_sources([c for n in names or AT_HOME for c in each(figures.cells_of(n, "laptop"))])
 
 
 @functools.cache
@@ -299,12 +299,8 @@ def written(tmp_path_factory):
     return top
 
 
-def preset_of(name):
-    return FIGURES[name].presets["laptop"]
-
-
 def judged(name, world, seeds):
-    data = Data(preset_of(name), Path("/nowhere"))
+    data = Data(FIGURES[name].presets["laptop"], Path("/nowhere"))
     data._lines = world_of(world, seeds)
     shown, checks = FIGURES[name].show(data, FIGURES[name].cells(data.p))
     assert shown and checks
@@ -320,7 +316,7 @@ def test_a_claim_holds_where_it_is_true_and_does_not_where_all_runs_are_alike(na
 
 @pytest.mark.parametrize("name", AT_HOME)
 def test_without_runs_a_figure_is_open(name, tmp_path):
-    p = preset_of(name)
+    p = FIGURES[name].presets["laptop"]
     shown, found = FIGURES[name].show(Data(p, tmp_path / "runs"), FIGURES[name].cells(p))
     assert verdict(found) == "open"
     if name in ("1a", "4", "8"):  # curves, points, dots

@@ -131,24 +131,10 @@ def test_what_starts_from_a_run_that_another_process_makes_waits_for_it():
     RUNS.mkdir()
     other = subprocess.Popen([sys.executable, *grid.command(source, RUNS)[1:]])
     wait_for(starts)
-    failed, _ = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
+    failed, said = run(cell("after", source), cell("other"), cell("after-other", cell("other")))
+    assert any("source: left out, another process is running it" in line for line in said)
     assert failed == [] and started() == ["source", "other", "after-other", "after"]  # meanwhile it does the rest
     assert other.wait() == 0 and grid.state(cell("after"), RUNS) == "finished"
-
-
-def test_a_run_that_was_started_by_hand_is_left_alone():
-    slow = cell("slow", seconds=2)
-    words = grid.command(slow, RUNS)
-    RUNS.mkdir()
-    pasted = subprocess.Popen([sys.executable, *words[1:]])
-    wait_for(starts)
-    failed, said = run(slow, cell("other"))
-    assert failed == [] and any("slow: left out, another process is running it" in line for line in said)
-    assert pasted.wait() == 0 and sorted(started()) == ["other", "slow"]  # and its folder was not removed
-    assert grid.state(slow, RUNS) == "finished"
-    broken_off("a", 5)  # an old run, with its source.py, which nobody is at work on
-    (RUNS / "a/source.py").write_text("")
-    assert run(cell("a"))[0] == [] and started()[-1] == "a+"
 
 
 def test_a_run_that_another_runner_has_finished_meanwhile_is_not_repeated():

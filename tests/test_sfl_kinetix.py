@@ -491,12 +491,6 @@ def test_a_run_is_evaluated_and_filmed_without_training(toy, capsys, straight):
     assert "s/h0_weak_thrust    1.00    1.00     2.0" in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def kinetix_env():
-    pytest.importorskip("kinetix")
-    return kinetix.make_entities("s")
-
-
 @pytest.mark.slow
 def test_the_fast_transformer_computes_what_kinetix_modules_do():
     """Outputs and gradients, with and without absent shapes, joints and thrusters; in bfloat16 roughly."""
@@ -532,10 +526,12 @@ def test_the_fast_transformer_computes_what_kinetix_modules_do():
 
 
 @pytest.mark.slow
-def test_a_published_checkpoint_is_the_network_that_was_saved(kinetix_env, tmp_path):
+def test_a_published_checkpoint_is_the_network_that_was_saved(tmp_path):
     """As Kinetix's authors save it, with other options than ours; its outputs by Kinetix's own distribution."""
+    pytest.importorskip("kinetix")
     from kinetix.util.saving import save_pretrained_checkpoint
 
+    kinetix_env = kinetix.make_entities("s")
     model = MODELS["permutation-invariant"] | {"actor_depth": 2, "critic_width": 32, "activation": "relu"}
     network = ActorCritic(kinetix_env, model)
     params = network.init(jax.random.key(1))
