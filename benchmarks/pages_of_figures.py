@@ -182,22 +182,6 @@ def equal_steps() -> None:
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
-def branches() -> None:
-    """What was tried afterwards on runs that stood still on Pendulum."""
-    found, told, control = read("branches")["branches"], [], "COM 8"
-    for name, of in ((name, of) for name, of in found.items() if name.partition(",")[0] == control):
-        ends = of["last_tenth"]
-        gain = effects.difference("", np.array(ends["return"]) - np.array(found[control]["last_tenth"]["return"]))
-        kls = " and ".join(
-            f"{x:,.0f}" if (x := np.median(ends[key])) > 9 else f"{x:.2g}" for key in ("kl", "proximal_kl")
-        )
-        less = "" if name == control else f", {signed(gain.estimate, gain.low, gain.high)}"
-        end = f"{np.mean(ends['return']):,.0f}".replace("-", "−")
-        told.append(f"{name}: {end}{less}, {kls}")
-    text = "Return at the end, less the unchanged branch (pairs, 95 %), medians of `outer/kl` and `ewma/kl`: "
-    print(textwrap.fill(f"{text}{'; '.join(told)}.", 118, break_on_hyphens=False))
-
-
 def plateaus() -> None:
     """What makes slow runs at a constant rate rise."""
     found = read("plateaus")
