@@ -87,7 +87,10 @@ def learning() -> None:
         mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
         greedy = np.mean([run["greedy"] for run in found])
         said = f"{mean:.0f} ± {width:.0f} after {found[0]['steps'] / 1e6:.1f}M steps"
-        said += f", {greedy:.0f} with most probable actions ({row.source}: {row.reference:.0f})"
+        source = row.source.replace(
+            "discogen", "[discogen](https://github.com/AlexGoldie/discogen)", game == "Breakout"
+        )
+        said += f", {greedy:.0f} with most probable actions ({source}: {row.reference:.0f})"
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
@@ -109,13 +112,11 @@ def environments() -> None:
     ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
     of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
     asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
-    gaps, said = [], {"higher": [], "lower": [], "undecided": []}
+    gaps = []
     for game in asked:
         effect = effects.difference("", *of[game], level=1 - 0.05 / len(asked))
-        said["higher" if effect.low > 0 else "lower" if effect.high < 0 else "undecided"].append(game)
         gaps.append(f"{game} {signed(effect.estimate, effect.low, effect.high)}")
-    verdict = "; ".join(f"{word} on {', '.join(games)}" for word, games in said.items() if games)
-    text = f"2,048 minus 64, return: {', '.join(gaps)}; 95 % for the {len(asked)} games together: {verdict}."
+    text = f"2,048 minus 64, return: {', '.join(gaps)} (95 % for the {len(asked)} games together)."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
@@ -128,7 +129,8 @@ def arms(brief: bool = False) -> None:
     claims, told = claims_of_arms(scores, failed)
     if brief:
         print(
-            "- [Environments × steps per update](docs/report.md), scores (0: random, 1: published; 97.5 % intervals):"
+            "- Environments × steps per update, Breakout and SpaceInvaders together, scores (0: random, 1: published;\n"
+            "  interquartile means, 97.5 %; [more](docs/report.md#more-environments-each-number-with-a-search-of-its-own)):"
         )
         print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
         return
@@ -201,10 +203,12 @@ def long_runs(brief: bool = False) -> None:
     verdict = effects.verdict(claims) if passes_gate else "nothing is said, since the gate fails"
     if brief:
         told = " and ".join(f"{ARMS[arm][0]:,} environments end at {listed(values)}" for arm, values in ends.items())
-        below = " and ".join(str(sum(np.isinf(x))) for x in passed.values())
-        text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}; {below} "
-        text += f"of {len(ends['small'])} never pass the first wall of bricks. That 64 stand still where 4,096 go on: "
-        text += f"{verdict}."
+        below = " and ".join(f"{sum(np.isinf(x))} with {ARMS[arm][0]:,}" for arm, x in passed.items())
+        text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}; of "
+        text += (
+            f"{len(ends['small'])} runs each {below} never pass the first wall of bricks. Whether 64 stand still where "
+        )
+        text += f"4,096 go on: {verdict}."
         return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows = []
     for arm, of in by_arm.items():
@@ -340,8 +344,8 @@ def million() -> None:
         print(f"The command's ten updates ended at a return of {run['sampled']:.0f} (the limit is 500; one seed)")
         print(f"in {minutes:.0f} minutes on {cores} cores of another machine ({run['machine']['cpu']}).")
     for run in learned()["breakout_ppo_1048576"]:
-        print(f"There twelve updates of Breakout took {run['seconds'] / 60:.0f} minutes and ended at", end=" ")
-        print(f"{run['sampled']:.0f} (one seed).")
+        print(f"Twelve updates of Breakout, which are few, took {run['seconds'] / 60:.0f} minutes there and", end=" ")
+        print(f"ended at {run['sampled']:.0f} (one seed).")
 
 
 def compare() -> None:
@@ -359,7 +363,14 @@ def compare() -> None:
         for env_id in ("CartPole-v1", "Breakout-MinAtar")
         for key, name in MEASURES.items()
     ]
-    rows.append(row("Breakout-MinAtar", "steps_per_second", bfloat16, "the same speed, `--compute-dtype bfloat16`"))
+    rows.append(
+        row(
+            "Breakout-MinAtar",
+            "steps_per_second",
+            bfloat16,
+            "Breakout-MinAtar, steps per second, `--compute-dtype bfloat16`",
+        )
+    )
     table(["ppo.py / rejax, environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found)
 
