@@ -129,8 +129,8 @@ def arms(brief: bool = False) -> None:
     claims, told = claims_of_arms(scores, failed)
     if brief:
         print(
-            "- Environments × steps per update, Breakout and SpaceInvaders together, scores (0: random, 1: published;\n"
-            "  interquartile means, 97.5 %; [more](docs/report.md#more-environments-each-number-with-a-search-of-its-own)):"
+            "- [Environments × steps per update](docs/report.md#more-environments-each-number-with-a-search-of-its-own),\n"
+            "  Breakout and SpaceInvaders, scores (0: random, 1: published; interquartile means, 97.5 %):"
         )
         print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
         return
