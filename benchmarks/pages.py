@@ -87,10 +87,10 @@ def learning() -> None:
         mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
         greedy = np.mean([run["greedy"] for run in found])
         said = f"{mean:.0f} ± {width:.0f} after {found[0]['steps'] / 1e6:.1f}M steps"
-        source = row.source.replace(
-            "discogen", "[discogen](https://github.com/AlexGoldie/discogen)", game == "Breakout"
-        )
-        said += f", {greedy:.0f} with most probable actions ({source}: {row.reference:.0f})"
+        theirs = f"{row.source}: {row.reference:.0f}"
+        if game == "Breakout":  # linked once
+            theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
+        said += f", {greedy:.0f} with most probable actions ({theirs})"
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
 
 
@@ -128,10 +128,9 @@ def arms(brief: bool = False) -> None:
     failed = study.fails_gate(runs)
     claims, told = claims_of_arms(scores, failed)
     if brief:
-        print(
-            "- [Environments × steps per update](docs/report.md#more-environments-each-number-with-a-search-of-its-own),\n"
-            "  Breakout and SpaceInvaders, scores (0: random, 1: published; interquartile means, 97.5 %):"
-        )
+        page = "docs/report.md#more-environments-each-number-with-a-search-of-its-own"
+        print(f"- [Environments × steps per update]({page}),")
+        print("  Breakout and SpaceInvaders, scores (0: random, 1: published; interquartile means, 97.5 %):")
         print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
         return
     flags_of_arms(found)
@@ -205,10 +204,8 @@ def long_runs(brief: bool = False) -> None:
         told = " and ".join(f"{ARMS[arm][0]:,} environments end at {listed(values)}" for arm, values in ends.items())
         below = " and ".join(f"{sum(np.isinf(x))} with {ARMS[arm][0]:,}" for arm, x in passed.items())
         text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}; of "
-        text += (
-            f"{len(ends['small'])} runs each {below} never pass the first wall of bricks. Whether 64 stand still where "
-        )
-        text += f"4,096 go on: {verdict}."
+        text += f"{len(ends['small'])} runs each {below} never pass the first wall of bricks. Whether 64 stand still "
+        text += f"where 4,096 go on: {verdict}."
         return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows = []
     for arm, of in by_arm.items():
@@ -363,14 +360,7 @@ def compare() -> None:
         for env_id in ("CartPole-v1", "Breakout-MinAtar")
         for key, name in MEASURES.items()
     ]
-    rows.append(
-        row(
-            "Breakout-MinAtar",
-            "steps_per_second",
-            bfloat16,
-            "Breakout-MinAtar, steps per second, `--compute-dtype bfloat16`",
-        )
-    )
+    rows.append(row("Breakout-MinAtar", "steps_per_second", bfloat16, "Breakout-MinAtar, bfloat16, steps per second"))
     table(["ppo.py / rejax, environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found)
 
