@@ -40,9 +40,10 @@ class Args:
 
     # --- intervene ---
     intervene: bool = False
-    """Branch the run with one thing changed at a time, and compare the branches with an unchanged one."""
+    """Branch the run with one change at a time, and compare the branches with an unchanged one."""
     levers: tuple[str, ...] = ()
-    """Only these: envs, minibatch, lr, lr_up, epochs, eps, com, entropy, entropy_down (default: all it can have)."""
+    """Only these: envs, minibatch, lr, lr_up, epochs, eps, com, entropy, entropy_down, lr_entropy_down (default: all it
+    can have)."""
     fresh: bool = False
     """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None

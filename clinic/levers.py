@@ -1,4 +1,4 @@
-"""Branches of a run, each with one thing changed: which of them lifts the return above the unchanged one?"""
+"""Branches of a run, each with a change: which of them lifts the return above the unchanged one?"""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -47,9 +47,13 @@ def levers_of(args: Any) -> dict[str, Lever]:
         "com": Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma"),
         "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),
         "entropy_down": Lever("a fifth of the entropy bonus", {"ent_coef": args.ent_coef / 5}),
+        "lr_entropy_down": Lever(
+            "a quarter of the rate, a fifth of the bonus",
+            {"learning_rate": args.learning_rate / 4, "ent_coef": args.ent_coef / 5},
+        ),
     }
     if not args.ent_coef:
-        del found["entropy_down"]
+        del found["entropy_down"], found["lr_entropy_down"]
     if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):
         del found["minibatch"]
     return found

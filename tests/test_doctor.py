@@ -496,14 +496,16 @@ def test_more_environments_are_split_so_that_they_fit():
     assert how_many.resized(args, 3).num_envs == 16  # a minibatch
 
 
-def test_each_lever_changes_one_thing():
+def test_each_lever_changes_what_it_names():
     args = ppo.Args(
         num_envs=64, minibatch_size=256, learning_rate=3e-4, env_id="CartPole-v1", gamma=0.9, norm_obs=True,
         hidden_sizes=(32,), ent_coef=0.0,
     )  # fmt: skip
     known = levers.levers_of(args)
     assert list(known) == ["control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy"]
-    assert levers.levers_of(ppo.Args(ent_coef=0.05))["entropy_down"].flags == {"ent_coef": pytest.approx(0.01)}
+    down = levers.levers_of(ppo.Args(ent_coef=0.05, learning_rate=0.004))
+    assert down["entropy_down"].flags == {"ent_coef": pytest.approx(0.01)}
+    assert down["lr_entropy_down"].flags == {"ent_coef": pytest.approx(0.01), "learning_rate": 0.001}
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
     assert len({cell.name for cell in cells.values()}) == len(cells) == 2 * len(known)
     kinds = {"ppo": ppo.Args, "ppo_ewma": ppo_ewma.Args}
