@@ -55,7 +55,7 @@ GROUPS = {  # what the page says of each
         "With probability 0.1 the last action is repeated. The references are read off curves.",
     ),
     "classic": ("Classic control", "gymnax's tasks."),
-    "control": ("Continuous control", "Tasks of brax and MuJoCo Playground. The references had five times the steps."),
+    "control": ("Continuous control", "The references had five times the steps."),
     "others": (
         "Other environments",
         "The reference of Craftax-Classic had ten times the steps. LunarLander needs "
