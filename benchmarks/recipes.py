@@ -82,6 +82,19 @@ def judged(of: dict[str, effects.Effect]) -> str:
     return "holds" if all(above) else "refuted" if all(below) else "open"
 
 
+def draw(of: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
+    """Each game's returns in training."""
+    figure, axes = report.new_figure(1, len(SEEDS), "8 × the environments with the flags of 64")
+    for axis, game in zip(axes[0], SEEDS, strict=True):
+        for colour, (arm, (what, _)) in zip(plots.COLOURS, RECIPES.items(), strict=False):
+            steps, values = arms.on_one_grid(run["curve"] for run in of[arm, game])
+            middle, width = plots.mean_and_ci(values)
+            axis.plot(steps / 1e6, middle, color=colour, label=what)
+            axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+        axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
+    report.save_figure(figure, path, "Mean over seeds, 95 % t-interval. Sticky actions.")
+
+
 def main() -> None:
     runs = json.loads(ARGS.out.read_text())["runs"] if ARGS.out.exists() else {}
 
@@ -91,6 +104,7 @@ def main() -> None:
 
     grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
     of = by_arm(runs, json.loads(arms.Args().out.read_text())["runs"])
+    draw(of, ARGS.out.with_suffix(".png"))
     for claim in CLAIMS:
         print(*less(of, *claim).values(), judged(less(of, *claim)), sep="\n")
 

@@ -140,7 +140,7 @@ def test_recipes_differ_from_the_flags_of_64_environments_in_what_is_said_of_the
     (0.5, 0.5, "holds"), (-0.5, -0.5, "refuted"), (0.5, -0.5, "open: the games disagree"), (0.5, 0.01, "open"),
     (0.0, 0.0, "open"),
 ])  # fmt: skip
-def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, asterix, invaders, verdict):
+def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, tmp_path, asterix, invaders, verdict):
     (low, high), (least, most) = (REFERENCES[game] for game in recipes.SEEDS)
     run = lambda arm, game, seed, score, low, high: {  # noqa: E731
         "arm": arm, "env_id": game, "return": low + (high - low) * (score + 0.01 * seed), "kl": 0.002, "seconds": 90,
@@ -157,6 +157,8 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, a
     of = recipes.less(recipes.by_arm(runs, known | runs), "recipe", "larger")
     assert [x.estimate for x in of.values()] == pytest.approx([asterix, invaders]) and recipes.LEVEL == 0.9875
     assert recipes.judged(of) == verdict
+    if verdict == "holds":
+        recipes.draw(recipes.by_arm(runs, known), tmp_path / "a.png")
     found = {"recipes": {"runs": runs, "hardware": {"cpu": "X"}, "date": "2026-01-02T03"}, "arms": {"runs": known}}
     monkeypatch.setattr(pages_of_figures, "read", found.get)
     pages_of_figures.recipes_on_minatar()
