@@ -234,7 +234,7 @@ def intervene(args: Args, source: str) -> None:
     start = "from scratch" if args.fresh else f"from {run}"
     print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
     for name, outcome in levers.outcomes(folder, cells).items():
-        print(f"  {name:<10}{compared(*outcome):<52} {chosen[name].what}")
+        print(f"  {name:<16}{compared(*outcome):<52} {chosen[name].what}")
     draw(levers.curves(folder, cells), found / "doctor-branches.png", f"{run}: branches with a change each")
     if failed:
         raise SystemExit("\n".join(f"doctor.py: failed: {line}" for line in failed))

@@ -298,6 +298,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
     script = "PureJaxRL's `ppo.py`" if row.script == PEER else f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
+    script += " with PureJaxRL's flags" * (SAME in row.flags)
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
     cells += [f"{number(mean)}{spread}", number(np.median(scores))]
     if tenth:
@@ -405,7 +406,8 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
 def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     """Return in training of the runs that were alone on the machine, against seconds; against steps with all seeds that
     their flags have."""
-    rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
+    default = lambda row: SAME in row.flags or "--num-envs" not in row.flags  # noqa: E731
+    rows = [row for row in TABLE.values() if row.group == "headline" and default(row) and runs_of(row, stored)]
     if not rows:
         return
     tasks = list(dict.fromkeys(row.task for row in rows))

@@ -485,4 +485,4 @@ def cures(brief: bool = False) -> None:
         print(f"\nNot run yet: {'; '.join(missing)}.")
     print(f"\nOf {len(alone)} healthy runs the doctor left {sum(alone)} alone. Each case has one seed;", end=" ")
     print(f"in {again} of them the first advice is the healthy run itself.")
-    measured(found, "; intervals of 95 %, of a bootstrap that draws tasks")
+    measured(found, "; intervals of 95 %, of a bootstrap that draws tasks (the rules' own, of cases, are narrower)")

@@ -12,7 +12,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import figures
-from benchmarks import arms as study, long_runs as lasting, plateaus as slow, recipes as rules
+from benchmarks import arms as study, long_runs as lasting, plateaus as slow, recipes as moulds
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
 from common.run import plots
@@ -225,24 +225,23 @@ def plateaus() -> None:
 def recipes_on_minatar(brief: bool = False) -> None:
     """Paper A's recipe on two games, beside larger minibatches. brief: only the claims."""
     found = read("recipes")
-    of = rules.by_arm(found["runs"], read("arms")["runs"])
-    short = {game: game.removesuffix("-MinAtar") for game in rules.SEEDS}
-    words = {arm: what for arm, (what, _) in rules.RECIPES.items()}
+    of = moulds.by_arm(found["runs"], read("arms")["runs"])
+    short = {game: game.removesuffix("-MinAtar") for game in moulds.SEEDS}
+    other = {"larger": "minibatches 8 × as large", "root": "these and √8 × the rate", "small": "64 environments"}
 
     def less(a: str, b: str) -> str:
-        of_games = rules.less(of, a, b).items()
-        return f"{words[b]}: " + ", ".join(
-            f"{short[game]} {signed(x.estimate, x.low, x.high, 2)}" for game, x in of_games
-        )
+        effects = moulds.less(of, a, b).items()
+        told = (f"{short[game]} {signed(x.estimate, x.low, x.high, 2)}" for game, x in effects)
+        return f"with {other[b]}: {', '.join(told)}"
 
-    told = "; ".join(f"{less(*claim)}, **{rules.judged(rules.less(of, *claim))}**" for claim in rules.CLAIMS)
-    level = f"{100 * rules.LEVEL:.4g} % intervals"
+    told = "; ".join(f"{less(*claim)}, **{moulds.judged(of, *claim)}**" for claim in moulds.CLAIMS)
+    told = f"({100 * moulds.LEVEL:.4g} %) less that of 512 {told}"
     if brief:
-        text = f"[Paper A's recipe](docs/report.md#paper-as-recipe-on-minatar): {words['recipe']}, flags of 64. Its "
-        text += f"scores ({level}) less those of {told.replace('**', '')}."
-        return print(textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+        text = "[Paper A's recipe](docs/report.md#paper-as-recipe-on-minatar), 512 environments with minibatches and "
+        text += f"learning rate of 64: its score {told.replace('**', '')}."
+        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows, timed = [], next(iter(short))  # the game of which all arms ran on one machine
-    for arm, what in words.items():
+    for arm, (what, _) in moulds.RECIPES.items():
         ends = (np.array([run["return"] for run in of[arm, game]]) for game in short)
         gains = " and ".join(f"{lasting.gains(of[arm, game], game).mean():+.2f}" for game in short).replace("-", "−")
         kl, seconds = ([run[key] for run in of[arm, timed]] for key in ("kl", "seconds"))
@@ -250,8 +249,6 @@ def recipes_on_minatar(brief: bool = False) -> None:
         rows.append([what, *row, f"{1000 * np.mean(kl):.1f}", f"{np.median(seconds) / 60:.1f}"])
     head = [f"{what}, {short[timed]}" for what in ("`outer/kl` · 10³", "minutes")]
     table(["environments", *short.values(), "gain in the second half (score)", *head], rows)
-    text = (
-        f"Returns: mean ± half the 95 % interval (seeds). Scores of {words['recipe']}, less those of {told} ({level}). "
-    )
-    text += f"Reported: less those of {less('recipe', 'small')}. One core each ({found['hardware']['cpu']}), "
-    print("\n" + textwrap.fill(f"{text}{found['date'][:10]}.", 118, break_on_hyphens=False))
+    text = f"Returns: mean ± half the 95 % interval (seeds). The recipe's score {told}. Reported: less that "
+    text += f"{less('recipe', 'small')}. One core each ({found['hardware']['cpu']}; 64 environments on SpaceInvaders: "
+    print("\n" + textwrap.fill(f"{text}another machine), {found['date'][:10]}.", 118, break_on_hyphens=False))

@@ -48,8 +48,8 @@ def levers_of(args: Any) -> dict[str, Lever]:
         "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),
         "entropy_down": Lever("a fifth of the entropy bonus", {"ent_coef": args.ent_coef / 5}),
         "lr_entropy_down": Lever(
-            "a quarter of the rate, a fifth of the bonus",
-            {"learning_rate": args.learning_rate / 4, "ent_coef": args.ent_coef / 5},
+            "a quarter of the learning rate and of the bonus",
+            {"learning_rate": args.learning_rate / 4, "ent_coef": args.ent_coef / 4},
         ),
     }
     if not args.ent_coef:

@@ -119,9 +119,9 @@ def test_the_gate_fails_where_no_arm_of_all_ends_high():
 
 
 def test_recipes_differ_from_the_flags_of_64_environments_in_what_is_said_of_them():
-    """32 runs, of which none is the one that arms.py has; all are of as many steps."""
+    """28 runs, of which none is the one that arms.py has; all are of as many steps."""
     cells = recipes.cells()
-    assert len(cells) == 4 * 5 + 3 * 4 and len({cell.name for cell in cells}) == 32
+    assert len(cells) == 4 * 4 + 3 * 4 and len({cell.name for cell in cells}) == 28
     of = {dict(cell.flags)["env_id"][0] + cell.name.split("_")[1]: dict(cell.flags) for cell in cells}
     assert "Sarm-small" not in of
     small = of["Aarm-small"] | {"seed": None}
@@ -143,7 +143,8 @@ def test_recipes_differ_from_the_flags_of_64_environments_in_what_is_said_of_the
 def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, tmp_path, asterix, invaders, verdict):
     (low, high), (least, most) = (REFERENCES[game] for game in recipes.SEEDS)
     run = lambda arm, game, seed, score, low, high: {  # noqa: E731
-        "arm": arm, "env_id": game, "return": low + (high - low) * (score + 0.01 * seed), "kl": 0.002, "seconds": 90,
+        "arm": arm, "env_id": game, "seed": seed, "kl": 0.002, "seconds": 90,
+        "return": low + (high - low) * (score + 0.01 * seed),
         "curve": [[n, 0, low + (high - low) * (score + n / 1e3)] for n in range(100)],
     }  # fmt: skip
     scores = {"small": (0.2, 0.3), "recipe": (asterix, invaders), "larger": (0.0, 0.0), "root": (0.0, 0.0)}
@@ -154,11 +155,17 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, t
         for seed in range(4)
     }
     known = {name: runs.pop(name) for name in [*runs] if name.startswith("smallSpace")}
-    of = recipes.less(recipes.by_arm(runs, known | runs), "recipe", "larger")
-    assert [x.estimate for x in of.values()] == pytest.approx([asterix, invaders]) and recipes.LEVEL == 0.9875
-    assert recipes.judged(of) == verdict
+    known["fifth"] = runs["fifth"] = run("small", "SpaceInvaders-MinAtar", 4, 100.0, least, most)  # the rules have four
+    of = recipes.by_arm(runs, known | runs)
+    found = recipes.less(of, "recipe", "larger").values()
+    assert [x.estimate for x in found] == pytest.approx([asterix, invaders]) and recipes.LEVEL == 0.9875
+    monkeypatch.setattr(recipes, "GATE", dict.fromkeys(recipes.SEEDS, 3.0))
+    assert recipes.judged(of, "recipe", "larger") == verdict
     if verdict == "holds":
-        recipes.draw(recipes.by_arm(runs, known), tmp_path / "a.png")
+        recipes.draw(of, tmp_path / "a.png")
+        recipes.GATE["Asterix-MinAtar"] = 10.0
+        assert recipes.judged(of, "recipe", "larger") == "none: the gate fails on Asterix-MinAtar"
+        recipes.GATE["Asterix-MinAtar"] = 3.0
     found = {"recipes": {"runs": runs, "hardware": {"cpu": "X"}, "date": "2026-01-02T03"}, "arms": {"runs": known}}
     monkeypatch.setattr(pages_of_figures, "read", found.get)
     pages_of_figures.recipes_on_minatar()

@@ -505,7 +505,7 @@ def test_each_lever_changes_what_it_names():
     assert list(known) == ["control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy"]
     down = levers.levers_of(ppo.Args(ent_coef=0.05, learning_rate=0.004))
     assert down["entropy_down"].flags == {"ent_coef": pytest.approx(0.01)}
-    assert down["lr_entropy_down"].flags == {"ent_coef": pytest.approx(0.01), "learning_rate": 0.001}
+    assert down["lr_entropy_down"].flags == {"ent_coef": 0.0125, "learning_rate": 0.001}
     cells = levers.cells_of("runs/x@7", "ppo", args, known, 10 * 8 * args.batch_size, (0, 1), False)
     assert len({cell.name for cell in cells.values()}) == len(cells) == 2 * len(known)
     kinds = {"ppo": ppo.Args, "ppo_ewma": ppo_ewma.Args}
