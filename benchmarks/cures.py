@@ -192,8 +192,10 @@ def treatments(case: Case, folder: Path) -> dict[str, list[grid.Cell | None]]:
     can_go_on = first and all(getattr(first, name) == getattr(a, name) for name in same)
     suggested = [usual.changed(a, change) for _, change in advice.by_the_log(found.label, found.numbers, a)]
     rates = [usual.changed(a, {"learning_rate": float(f"{factor * a.learning_rate:.3g}")}) for factor in (3, 1 / 3)]
-    single = [lever for name, lever in levers.levers_of(a).items() if name not in ("control", "lr_entropy_down")]
-    choice = random.Random(case.name).choice(single)
+    later = ("entropy_down", "lr_entropy_down")  # levers that the doctor did not have when this was run
+    choice = random.Random(case.name).choice(
+        [lever for name, lever in levers.levers_of(a).items() if name not in ("control", *later)]
+    )
     own_size = {"minibatch_size": a.minibatch_size}
     lever = {k: v for k, v in own.items() if k != "num_minibatches"} | own_size | choice.flags
     return {
