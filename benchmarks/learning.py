@@ -406,8 +406,7 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
 def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     """Return in training of the runs that were alone on the machine, against seconds; against steps with all seeds that
     their flags have."""
-    default = lambda row: SAME in row.flags or "--num-envs" not in row.flags  # noqa: E731
-    rows = [row for row in TABLE.values() if row.group == "headline" and default(row) and runs_of(row, stored)]
+    rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
     if not rows:
         return
     tasks = list(dict.fromkeys(row.task for row in rows))

@@ -1,5 +1,5 @@
 """Paper A's recipe on MinAtar: with 8 × the environments, minibatches of the same size, larger ones, or larger ones
-with a larger learning rate?
+with a larger learning rate? And, added afterwards, with fewer epochs?
 
     python benchmarks/recipes.py     # what is missing: two hours on two cores
 
@@ -32,6 +32,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # the page's words, and what
         "512, minibatches 8 × as large, learning rate × √8",
         {"num_envs": 512, "learning_rate": 0.006} | MINIBATCHES,
     ),
+    "epoch": ("512, minibatches of the same size, 1 epoch in place of 8", {"num_envs": 512, "update_epochs": 1}),
 }
 CLAIMS = (("recipe", "larger"), ("recipe", "root"))  # of each: the first ends higher, on both games
 LEVEL = 1 - 0.05 / (len(CLAIMS) * len(SEEDS))
