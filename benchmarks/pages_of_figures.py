@@ -250,5 +250,6 @@ def recipes_on_minatar(brief: bool = False) -> None:
     head = [f"{what}, {short[timed]}" for what in ("`outer/kl` · 10³", "minutes")]
     table(["environments", *short.values(), "gain in the second half (score)", *head], rows)
     text = f"Returns: mean ± half the 95 % interval (seeds). The recipe's score {told}. Reported: less that "
-    text += f"{less('recipe', 'small')}. The last row was added afterwards. One core each ({found['hardware']['cpu']}; 64 environments on SpaceInvaders: "
-    print("\n" + textwrap.fill(f"{text}another machine), {found['date'][:10]}.", 118, break_on_hyphens=False))
+    text += f"{less('recipe', 'small')}. The last row was added afterwards. One core each "
+    text += f"({found['hardware']['cpu']}; 64 environments on SpaceInvaders: another machine), {found['date'][:10]}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
