@@ -148,13 +148,7 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, t
         "return": low + (high - low) * (score + 0.01 * seed),
         "curve": [[n, 0, low + (high - low) * (score + n / 1e3)] for n in range(100)],
     }  # fmt: skip
-    scores = {
-        "small": (0.2, 0.3),
-        "recipe": (asterix, invaders),
-        "larger": (0.0, 0.0),
-        "root": (0.0, 0.0),
-        "epoch": (0.0, 0.0),
-    }
+    scores = dict.fromkeys(recipes.RECIPES, (0.0, 0.0)) | {"small": (0.2, 0.3), "recipe": (asterix, invaders)}
     runs = {
         f"{arm}{game}{seed}": run(arm, game, seed, score, *REFERENCES[game])
         for arm, of in scores.items()
