@@ -112,76 +112,6 @@ def factor(estimate: float, low: float, high: float) -> str:
     return "× {:.2f} ({:.2f} to {:.2f})".format(*(10**x for x in (estimate, low, high)))
 
 
-def at_equal_steps() -> dict[tuple[int, int], tuple[str, str]]:
-    """{(COM, N): return in training after 2M steps, half of its 95 % interval}, of figures 1a and 7a."""
-    of = {}
-    for name in ("1a", "7a"):
-        for run in read(f"fig_{name}")["runs"].values():
-            words, curve = run["command"].split(), run["curve"]
-            com, number = (int(float(words[words.index(flag) + 1])) for flag in ("--com", "--num-envs"))
-            point = int(np.argmin(np.abs(np.array(curve["step"]) - 2_048_000)))
-            if curve["step"][-1] > 2e6:
-                values = curve["mean"][point], curve["ci95"][point]
-                of[com, number] = tuple(f"{x:,.0f}".replace("-", "−") for x in values)
-    return of
-
-
-def recipes() -> None:
-    """Figure 9: returns of three recipes for more environments, and how their scores differ."""
-    p, drawn = source.PENDULUM, read("fig_9")
-    runs = {}
-    for run in drawn["runs"].values():
-        of = dict(pairwise(run["command"].split()))
-        runs[of.get("--scaling"), int(of["--num-envs"])] = run
-    base = runs[None, p.base["num_envs"]]
-    runs = {(recipe, n): runs.get((recipe, n), base) for recipe in source.RECIPES for n in p.scaled_envs}
-    rows = []
-    for recipe in source.RECIPES:
-        ends = (plots.mean_and_ci(np.array(runs[recipe, n]["final"])) for n in p.scaled_envs)
-        rows.append([f"`{recipe}`", *(f"−{-mean:.0f} ± {half:.0f}" for mean, half in ends)])
-    table(["`--scaling`", *(f"{n} environments" for n in p.scaled_envs)], rows)
-    differences = {}
-    for effect in (e for e in drawn["effects"] if e["outcome"] == "reported"):
-        *_, other, _, n = effect["what"].split()
-        told = signed(*(effect[k] for k in ("estimate", "low", "high")), digits=2)
-        differences.setdefault(other, []).append(f"{told} with {n}")
-    text = f"Score of `{source.RECIPES[0]}` minus that of "
-    text += "; of ".join(f"`{other}`: {', '.join(told)}" for other, told in differences.items())
-    few, *_ = p.scaled_envs
-    samples = (np.array(run["final"]) / (p.high - p.low) for run in (base, runs[source.RECIPES[0], few]))
-    gain = effects.difference("", *samples)
-    text += f". Computed afterwards: {p.base['num_envs']} minus {few} environments "
-    text += f"{signed(gain.estimate, gain.low, gain.high, digits=2)}."
-    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
-
-
-def epsilons() -> None:
-    """Figures 6b and 7b: the ends of PPO with a large ε, and with 0."""
-
-    def ends(name: str, epsilon: str, flag: str) -> str:
-        found = {}
-        for run in read(f"fig_{name}")["runs"].values():
-            of = dict(pairwise(run["command"].split()))
-            if float(of["--clip-eps"]) == float(epsilon):
-                found[int(of[flag])] = f"−{-np.mean(run['final']):,.0f} with {of[flag]}"
-        return ", ".join(found[value] for value in sorted(found))
-
-    text = "**For ε that holds, too** (figure 6b), by epochs: "
-    text += f"ε 0.6 ends at {ends('6b', '0.6', '--update-epochs')}; ε 0 at {ends('6b', '0', '--update-epochs')}. "
-    text += "Whether more environments help ε 0.6 is open (figure 7b): it ends at "
-    print(textwrap.fill(f"{text}{ends('7b', '0.6', '--num-envs')}.", 118, break_on_hyphens=False))
-
-
-def equal_steps() -> None:
-    """What 32 and 128 environments reach in as many steps."""
-    of = at_equal_steps()
-    pairs = [f"COM {com:,} {' and '.join(' ± '.join(of[com, n]) for n in (32, 128))}" for com in (8, 4096, 32768)]
-    text = f"At equal steps (2M) 32 and 128 environments are at, COM by COM: {'; '.join(pairs)} (one point of the "
-    text += "curve, ± half the 95 % interval). 128 have had a quarter of the updates and gradient steps by then, with "
-    text += "minibatches four times as large. So the best of these COMs is a smaller one with more environments."
-    print(textwrap.fill(text, 118, break_on_hyphens=False))
-
-
 def plateaus() -> None:
     """What makes slow runs at a constant rate rise."""
     found = read("plateaus")
@@ -222,7 +152,7 @@ def plateaus() -> None:
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
-def recipes_on_minatar(brief: bool = False) -> None:
+def recipes(brief: bool = False) -> None:
     """Paper A's recipe on two games, beside larger minibatches. brief: only the claims."""
     found = read("recipes")
     of = moulds.by_arm(found["runs"], read("arms")["runs"])

@@ -25,14 +25,14 @@ SEEDS = {"Asterix-MinAtar": 4, "SpaceInvaders-MinAtar": 4}
 GATE = {"Asterix-MinAtar": 19.8, "SpaceInvaders-MinAtar": 130}  # pgx's PPO less 10 %
 MINIBATCHES = {"minibatch_size": 8 * 1024}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # the page's words, and what differs from the flags of 64
-    "small": ("64 environments", {}),
-    "recipe": ("512, minibatches of the same size: the recipe", {"num_envs": 512}),
-    "larger": ("512, minibatches 8 × as large", {"num_envs": 512} | MINIBATCHES),
+    "small": ("64", {}),
+    "recipe": ("512: the recipe", {"num_envs": 512}),
+    "larger": ("512: minibatches × 8", {"num_envs": 512} | MINIBATCHES),
     "root": (
-        "512, minibatches 8 × as large, learning rate × √8",
+        "512: minibatches × 8, rate × √8",
         {"num_envs": 512, "learning_rate": 0.006} | MINIBATCHES,
     ),
-    "epoch": ("512, minibatches of the same size, 1 epoch in place of 8", {"num_envs": 512, "update_epochs": 1}),
+    "epoch": ("512: the recipe with 1 epoch", {"num_envs": 512, "update_epochs": 1}),
 }
 CLAIMS = (("recipe", "larger"), ("recipe", "root"))  # of each: the first ends higher, on both games
 LEVEL = 1 - 0.05 / (len(CLAIMS) * len(SEEDS))

@@ -169,7 +169,7 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, t
         recipes.GATE["Asterix-MinAtar"] = 3.0
     found = {"recipes": {"runs": runs, "hardware": {"cpu": "X"}, "date": "2026-01-02T03"}, "arms": {"runs": known}}
     monkeypatch.setattr(pages_of_figures, "read", found.get)
-    pages_of_figures.recipes_on_minatar()
+    pages_of_figures.recipes()
     told = " ".join(capsys.readouterr().out.split())
     row = f"| {low + (high - low) * 0.215:.1f} ± 0.3 (4) | {least + (most - least) * 0.315:.1f} ± 3.6 (4) "
-    assert f"| 64 environments {row}| +0.05 and +0.05 | 2.0 | 1.5 |" in told and f"**{verdict}**" in told
+    assert f"| 64 {row}| +0.05 and +0.05 | 2.0 | 1.5 |" in told and f"**{verdict}**" in told
