@@ -103,7 +103,11 @@ def draw(of: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
             axis.plot(steps / 1e6, middle, color=colour, label=what)
             axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
-    report.save_figure(figure, path, "Mean over seeds, 95 % t-interval. Sticky actions.")
+    report.save_figure(
+        figure,
+        path,
+        "The recipe: minibatches and learning rate as with 64. Mean over seeds, 95 % t-interval. Sticky actions.",
+    )
 
 
 def main() -> None:
