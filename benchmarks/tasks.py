@@ -36,7 +36,7 @@ GROUPS = {  # what the page says of each
         "Each run was alone on all cores. Seconds are those of training; on top come imports and compiling, of which "
         "the table has the longest (about 4 s where JAX's cache has our program). Compare runs on one CPU. PureJaxRL's "
         "training is one program, so its seconds are taken to pass evenly; with the same flags medians of so few seeds "
-        "are mostly luck, and the minutes of the whole run say more. Our runs with these were made before [small "
+        "are mostly luck, and the minutes of the whole run say more. Ours with these flags were made before [small "
         "updates were measured on a quarter](log.md), which makes them faster.",
     ),
     "same_flags": (

@@ -71,6 +71,7 @@ def test_an_interrupted_run_goes_on_with_its_own_flags():
     for summary in ('{"updates": 4}', "{}", '{"upda'):
         (RUNS / "a/summary.json").write_text(summary)
         assert grid.state(cell("a"), RUNS) == "interrupted"
+    (RUNS / "a/source.py").write_text("")  # which nobody is at work on
     assert run(cell("a", lr=0.1))[0] == []
     assert starts() == [["--resume", "runs/a"]] and grid.state(cell("a"), RUNS) == "finished"
 

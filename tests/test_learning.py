@@ -104,6 +104,15 @@ def test_runs_are_made_once_and_stored_with_both_evaluations(stub):
     assert len(stub()) == 8 and len(learning.read(args.out)) == 3
 
 
+def test_what_is_lost_from_the_json_is_read_from_the_folders(stub):
+    args = Args(rows=("good",), seeds=(0,))
+    learning.make(args, learning.choose(args.rows))
+    before = learning.read(args.out)
+    args.out.unlink()
+    learning.make(args, learning.choose(args.rows))
+    assert learning.read(args.out) == before and len(stub()) == 2
+
+
 def test_another_default_makes_a_run_anew_and_the_page_does_not_mix_them(stub):
     args, row = Args(rows=("alone",)), learning.TABLE["alone"]
     learning.make(args, [row])
