@@ -35,7 +35,9 @@ ARMS = {  # N, K, and the sizes of minibatches that are searched
     "many": (4096, 32, "1024,2048,4096,8192,16384"),
     "long": (64, 2048, "1024,2048,4096,8192,16384"),
 }
-GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")
+GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")  # searched, and judged by CLAIMS
+THIRD = "Asterix-MinAtar"  # judged later, with the flags that were searched on the others
+EARLIER = 4  # seeds of "small" there that recipes.py had made
 SEARCHED = {
     "learning_rate": "5e-4:2e-2:log",
     "anneal_lr": "true,false",
@@ -158,8 +160,20 @@ def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, d
     """{arm: {game: {seed: return}}}, or another entry of the runs."""
     of: dict[str, dict[str, dict[int, Any]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
     for run in found["runs"].values():
-        of[run["arm"]][run["env_id"]][run["seed"]] = run[key]
+        if run["env_id"] in GAMES:
+            of[run["arm"]][run["env_id"]][run["seed"]] = run[key]
     return of
+
+
+def on_third(runs: dict[str, dict[str, Any]], earlier: dict[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """{arm: its runs of the third game}, of the seeds that all arms have. earlier: runs of recipes.py."""
+    known = [run for run in earlier.values() if run["seed"] < EARLIER]
+    of = {
+        arm: {run["seed"]: run for run in (*known, *runs.values()) if (run["arm"], run["env_id"]) == (arm, THIRD)}
+        for arm in ARMS
+    }
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in of.values())))
+    return {arm: [by_seed[seed] for seed in seeds] for arm, by_seed in of.items()}
 
 
 def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
@@ -179,6 +193,19 @@ def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str,
         effect = effects.difference(name, x, y, level=level)
         found[name] = effect.estimate, effect.low, effect.high
     return found
+
+
+def over_games(pairs: Iterable[tuple[np.ndarray, np.ndarray]], level: float = 0.95) -> tuple[float, float, float]:
+    """The mean over games of mean(a) - mean(b), scores of each game's seeds, and its interval with the degrees of
+    freedom of Welch and Satterthwaite."""
+    from scipy import stats
+
+    pairs = list(pairs)
+    spread = np.array([[x.var(ddof=1) / len(x), len(x) - 1] for pair in pairs for x in pair])
+    freedom = spread[:, 0].sum() ** 2 / (spread[:, 0] ** 2 / spread[:, 1]).sum()
+    half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(spread[:, 0].sum()) / len(pairs)
+    middle = np.mean([a.mean() - b.mean() for a, b in pairs])
+    return float(middle), float(middle - half), float(middle + half)
 
 
 def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str] | None:
@@ -264,7 +291,11 @@ def main(args: Args) -> None:
             results.take_trials(arm)
     tuned = [arm for arm in args.arms if len(results.trials.get(arm, [])) >= args.trials]
     cells = [
-        test(arm, results.best(arm), game, seed, args) for seed in range(args.seeds) for arm in tuned for game in GAMES
+        test(arm, results.best(arm), game, seed, args)
+        for seed in range(args.seeds)
+        for arm in tuned
+        for game in (*GAMES, THIRD)
+        if (arm, game) != ("small", THIRD) or seed >= EARLIER
     ]
     if args.list:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")

@@ -35,7 +35,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import purejaxrl, report
+from benchmarks import peers, report
 from benchmarks.tasks import GROUPS, PEER, SAME, TABLE, Row
 from common.run import arguments, plots
 from common.run.arguments import UsageError
@@ -161,7 +161,7 @@ def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
         "date": record["started"],
         "machine": record["machine"],
         "jax": record["versions"]["jax"],
-        "num_envs": record["args"].get("num_envs", purejaxrl.NOTEBOOK["NUM_ENVS"]),
+        "num_envs": settled(row.script, row.flags).num_envs,
         "steps": steps,
         "sampled": summary["eval/episodic_return"]["mean"],
         "greedy": None,
@@ -206,8 +206,8 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
                 trained = grid.state(cell, args.runs_dir) == "finished"
                 following = then(cell) if trained else cell
                 todo += [following] if following else []
-        if any(cell.script == PEER.removesuffix(".py") for cell in todo):
-            purejaxrl.prepare()
+        for program in {program for cell in todo if (program := dict(cell.flags).get("program"))}:
+            peers.prepare(*program)
         todo.sort(key=lambda cell: wanted[by_name[cell.name.removesuffix("__greedy")]][1])  # a first seed of all rows
         jobs = 1 if alone else args.workers or grid.cores_or_one()
         say = lambda text: print(text, flush=True)  # noqa: E731
@@ -242,6 +242,11 @@ def until(curve: Sequence[Sequence[float]], goal: float) -> float:
     return float("inf")
 
 
+def peer(row: Row) -> str:
+    """Whose program a row has; empty: one of ours."""
+    return peers.NAMES[settled(row.script, row.flags).program] if row.script == PEER else ""
+
+
 def typed(row: Row) -> str:
     """Its command with S for the seed."""
     return row.command(0).replace("--seed 0", "--seed S")
@@ -270,7 +275,7 @@ def compare(row: Row, scores: Sequence[float], stored: dict[tuple[str, str], dic
             return "–", ""
         effect = effects.difference("", scores, theirs)
         apart, width = effect.estimate, (effect.high - effect.low) / 2
-        name = "PureJaxRL" if TABLE[row.against].script == PEER else f"`{TABLE[row.against].script}`"
+        name = peer(TABLE[row.against]).partition("'")[0] or f"`{TABLE[row.against].script}`"
         between = f"{'+' if apart > 0 else ''}{number(apart, np.mean(theirs))}"
         between += "" if np.isnan(width) else f" ± {number(width, np.mean(theirs))}"
         return (
@@ -296,7 +301,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     runs = runs_of(row, stored)
     scores = [run["sampled"] for run in runs]
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
-    script = "PureJaxRL's `ppo.py`" if row.script == PEER else f"`{row.script}`"
+    script = peer(row) or f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
     script += " with PureJaxRL's flags" * (SAME in row.flags)
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]

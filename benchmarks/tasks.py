@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PEER = "benchmarks/purejaxrl.py"  # PureJaxRL's ppo.py; its flags are in that file
+PEER = "benchmarks/peers.py"  # other programs; their flags are in that file
 
 
 @dataclass(frozen=True)
@@ -174,19 +174,28 @@ def short(task: str) -> str:
 def headline() -> Iterator[Row]:
     how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True, "seeds": 3}
     yield Row("headline", task="Breakout", flags="", reference=69.9, goals=GOALS["Breakout"], **how)
+    for number in (64, 512, 8192):
+        flags = f"--num-envs {number}"
+        yield Row(f"headline_{number}", task="Breakout", flags=flags, reference=69.9, goals=GOALS["Breakout"], **how)
     flags, goals = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
     yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goals=goals, **how)
+    for game, goals in GOALS.items():
+        flags = f"--env-id {game}-MinAtar --total-timesteps {STEPS}"
+        how = {"group": "headline", "task": game, "goals": goals, "seeds": 3, "alone": True}
+        name = f"seconds_{game.lower()}"
+        yield Row(f"{name}_peer", script=PEER, flags=f"--program purejaxrl {flags}", **how)
+        yield Row(f"{name}_ours", script="ppo.py", flags=f"{flags} {SAME}", **how)
+        yield Row(f"{name}_rejax", script=PEER, flags=f"--program rejax {flags}", **how)
+        yield Row(f"{name}_pqn", script="pqn.py", flags=flags, **how)
+        yield Row(f"{name}_purejaxql", script=PEER, flags=f"--program purejaxql {flags}", **how)
 
 
 def beside_purejaxrl() -> Iterator[Row]:
-    for game, goals in GOALS.items():
+    for game in GOALS:
         for label, steps in (("4M", 4_194_304), ("10M", STEPS)):
             where, name = f"--env-id {game}-MinAtar --total-timesteps {steps}", f"same_flags_{game.lower()}_{label}"
-            yield Row(f"{name}_peer", "same_flags", game, PEER, where, seeds=10)
+            yield Row(f"{name}_peer", "same_flags", game, PEER, f"--program purejaxrl {where}", seeds=10)
             yield Row(f"{name}_ours", "same_flags", game, "ppo.py", f"{where} {SAME}", against=f"{name}_peer", seeds=10)
-        name, how = f"seconds_{game.lower()}", {"goals": goals, "seeds": 3, "alone": True}
-        yield Row(f"{name}_peer", "headline", game, PEER, where, **how)
-        yield Row(f"{name}_ours", "headline", game, "ppo.py", f"{where} {SAME}", **how)
 
 
 def on_minatar() -> Iterator[Row]:
