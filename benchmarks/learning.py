@@ -412,19 +412,20 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     """Return in training of the runs that were alone on the machine, against seconds; against steps with all seeds that
     their flags have."""
     rows = [row for row in TABLE.values() if row.group == "headline" and runs_of(row, stored)]
+    rows = [row for row in rows if "--num-envs" not in row.flags or SAME in row.flags]  # no other numbers
     if not rows:
         return
     tasks = list(dict.fromkeys(row.task for row in rows))
     figure, axes = report.new_figure(len(tasks), 2, "Return in training, and the steps and seconds that it took")
+    colours: dict[str, str] = {}
     for row in rows:
         alone = runs_of(row, stored)
         others = [(o.flags, runs) for o in TABLE.values() if o.script == row.script and (runs := runs_of(o, stored))]
         alike = [runs for flags, runs in others if flags == row.flags or runs[0]["settings"] == alone[0]["settings"]]
         alike = max(alike, key=len)
-        label = (
-            "PureJaxRL's ppo.py" if row.script == PEER else "ppo.py, the same flags" if SAME in row.flags else "ppo.py"
-        )
-        colour = plots.COLOURS[("ppo.py", "PureJaxRL's ppo.py", "ppo.py, the same flags").index(label)]
+        label = peer(row).replace("`", "") or row.script + ", PureJaxRL's flags" * (SAME in row.flags)
+        colours.setdefault(label, plots.COLOURS[len(colours)])
+        colour = colours[label]
         left, right = axes[tasks.index(row.task)]
         curves = [np.array(run["curve"], np.float64) for run in alike]
         steps = np.linspace(0, curves[0][-1, 0], POINTS + 1)[1:]

@@ -172,22 +172,20 @@ def short(task: str) -> str:
 
 
 def headline() -> Iterator[Row]:
-    how = {"group": "headline", "script": "ppo.py", "source": DISCOGEN, "alone": True, "seeds": 3}
-    yield Row("headline", task="Breakout", flags="", reference=69.9, goals=GOALS["Breakout"], **how)
-    for number in (64, 512, 8192):
-        flags = f"--num-envs {number}"
-        yield Row(f"headline_{number}", task="Breakout", flags=flags, reference=69.9, goals=GOALS["Breakout"], **how)
-    flags, goals = "--env-id SpaceInvaders-MinAtar", GOALS["SpaceInvaders"]
-    yield Row("headline_spaceinvaders", task="SpaceInvaders", flags=flags, reference=180.9, goals=goals, **how)
     for game, goals in GOALS.items():
-        flags = f"--env-id {game}-MinAtar --total-timesteps {STEPS}"
-        how = {"group": "headline", "task": game, "goals": goals, "seeds": 3, "alone": True}
-        name = f"seconds_{game.lower()}"
-        yield Row(f"{name}_peer", script=PEER, flags=f"--program purejaxrl {flags}", **how)
-        yield Row(f"{name}_ours", script="ppo.py", flags=f"{flags} {SAME}", **how)
-        yield Row(f"{name}_rejax", script=PEER, flags=f"--program rejax {flags}", **how)
-        yield Row(f"{name}_pqn", script="pqn.py", flags=flags, **how)
-        yield Row(f"{name}_purejaxql", script=PEER, flags=f"--program purejaxql {flags}", **how)
+        alone = {"group": "headline", "task": game, "goals": goals, "seeds": 3, "alone": True}
+        ours = {"script": "ppo.py", "reference": GAMES[game][0], "source": DISCOGEN} | alone
+        if game == "Breakout":  # the default
+            yield Row("headline", flags="", **ours)
+            yield from (Row(f"headline_{n}", flags=f"--num-envs {n}", **ours) for n in (64, 512, 8192))
+        else:
+            yield Row(f"headline_{game.lower()}", flags=f"--env-id {game}-MinAtar", **ours)
+        name, flags = f"seconds_{game.lower()}", f"--env-id {game}-MinAtar --total-timesteps {STEPS}"
+        yield Row(f"{name}_peer", script=PEER, flags=f"--program purejaxrl {flags}", **alone)
+        yield Row(f"{name}_ours", script="ppo.py", flags=f"{flags} {SAME}", **alone)
+        yield Row(f"{name}_rejax", script=PEER, flags=f"--program rejax {flags}", **alone)
+        yield Row(f"{name}_pqn", script="pqn.py", flags=flags, **alone)
+        yield Row(f"{name}_purejaxql", script=PEER, flags=f"--program purejaxql {flags}", **alone)
 
 
 def beside_purejaxrl() -> Iterator[Row]:

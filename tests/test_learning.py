@@ -3,10 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import flax.linen as nn
+import jax
+import numpy as np
 import pytest
 from conftest import ROOT, starts
 
-from benchmarks import learning, purejaxrl, tasks
+from benchmarks import learning, peers, tasks
 from benchmarks.learning import Args
 from benchmarks.tasks import Row
 
@@ -22,7 +25,7 @@ class Args:
     speed: int = 2
     seed: int = 0
     num_devices: int = 0
-    num_updates = 4
+    num_updates, num_envs = 4, 8
 
 def write(name, value):
     (run / name).write_text(json.dumps(value))
@@ -36,7 +39,7 @@ if __name__ == "__main__":
     if "--resume" not in words:
         run.mkdir()
         machine = {"cpu": "abacus", "cores": 1, "memory_gb": 3}
-        record = {"args": {"num_envs": 8}, "git_commit": "0123456789" * 4, "git_dirty": False, "machine": machine}
+        record = {"args": {}, "git_commit": "0123456789" * 4, "git_dirty": False, "machine": machine}
         write("args.json", record | {"started": "2026-11-25T10:00:00+00:00", "versions": {"jax": "9"}, "words": words})
         (run / "checkpoints" / "2").mkdir(parents=True)
     words = json.loads((run / "args.json").read_text())["words"]
@@ -76,7 +79,7 @@ def test_every_row_is_a_command_that_its_script_takes():
 
 
 def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
-    args, theirs = learning.settled("ppo.py", tasks.SAME), purejaxrl.NOTEBOOK
+    args, theirs = learning.settled("ppo.py", tasks.SAME), peers.NOTEBOOK
     same = {name: theirs[name.upper()] for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches")}
     same |= {"gamma": 0.99, "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     same |= {"learning_rate": theirs["LR"], "activation": theirs["ACTIVATION"], "anneal_lr": theirs["ANNEAL_LR"]}
@@ -84,6 +87,31 @@ def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
     same |= {"norm_obs": False, "norm_reward": False, "target_kl": None, "layer_norm": False}
     assert {name: getattr(args, name) for name in same} == same
     assert {name: theirs[name.upper()] for name in same if name.upper() in theirs}.items() <= same.items()
+
+
+class Theirs(nn.Module):
+    """PureJaxQL's layers under its names, as flax makes them."""
+
+    @nn.compact
+    def __call__(self, x):
+        def cnn(module, x):
+            x = nn.relu(nn.LayerNorm()(nn.Conv(16, (3, 3), padding="VALID")(x)))
+            return nn.relu(nn.LayerNorm()(nn.Dense(128)(x.reshape(len(x), -1))))
+
+        return nn.Dense(3)(type("CNN", (nn.Module,), {"__call__": nn.compact(cnn)})()(x / 255))
+
+
+def test_a_peers_policy_is_played_with_its_own_network(tmp_path):
+    draw, obs = np.random.default_rng(0), 255 * jax.random.uniform(jax.random.key(1), (64, 10, 10, 4))
+    params = Theirs().init(jax.random.key(0), obs)["params"]
+    params = jax.tree.map(lambda x: x + draw.normal(scale=0.1, size=x.shape), params)
+    arrays = {"/".join(k.key for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    np.savez(tmp_path / "params.npz", **arrays)
+    _, policy = peers.make_policy(tmp_path, "Breakout-MinAtar", "purejaxql")
+    best = np.argmax(Theirs().apply({"params": params}, obs), axis=-1)
+    assert len(set(best.tolist())) > 1
+    for seed in range(3):  # whatever is drawn is the best
+        np.testing.assert_array_equal(policy(None, obs).sample(jax.random.key(seed))[..., 0], best)
 
 
 def test_runs_are_made_once_and_stored_with_both_evaluations(stub):

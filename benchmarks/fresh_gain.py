@@ -1,0 +1,93 @@
+"""What can a log's fresh gains tell? In eighths of the runs of long_runs.py: the gain of an update that the observed
+rise of the return requires, what was measured, and how precisely.
+
+    python benchmarks/fresh_gain.py     # from the folders of long_runs.py's runs, in seconds
+
+An episode of length L has the sum of L advantages, so an update that gains g standard deviations s of the advantage
+raises the return by L s g, to first order (Kakade and Langford 2002). The log has no s, but the value loss, which is half
+of the mean square of return less value, as the advantage is; it falls while the update learns, so s is a little too
+small and the gain that is required a little too large.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ppo
+from benchmarks import arms, long_runs, report
+from common.run import plots
+
+PARTS = 8
+OUT = Path("results/fresh_gain.json")
+
+
+def in_parts(lines: list[dict[str, Any]], args: Any) -> list[dict[str, float]]:
+    """Of each eighth of a run's lines, one per update: means, and what the rise of its return requires."""
+    column = lambda key: np.array([line.get(key) for line in lines], np.float64)  # noqa: E731
+    keys = {"return": "charts/episodic_return", "length": "charts/episodic_length", "loss": "losses/value_loss"}
+    keys |= {"own": "outer/own_gain", "fresh": "outer/fresh_gain", "kl": "outer/kl"}
+    table = {name: column(key) for name, key in keys.items()}
+    sample = min(ppo.KL_SAMPLE, max(ppo.PLASTICITY_SAMPLE, args["num_envs"] * args["num_steps"] // 4))
+    found = []
+    for part in np.array_split(np.arange(len(lines)), PARTS):
+        of = {name: float(np.nanmean(values[part])) for name, values in table.items()}
+        there = part[np.isfinite(table["return"][part])]
+        fresh = table["fresh"][part][np.isfinite(table["fresh"][part])]
+        rise = float(np.polyfit(there, table["return"][there], 1)[0])  # per update
+        of |= {"rise": rise, "required": rise / (of["length"] * np.sqrt(2 * of["loss"]))}
+        of |= {"error": float(fresh.std(ddof=1) / np.sqrt(len(fresh))), "transitions": len(fresh) * sample}
+        found.append({name: float(f"{x:.4g}") for name, x in of.items()})
+    return found
+
+
+def over_seeds(runs: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """{arm: eighths}: means over seeds. half: half of the 95 % interval of the mean fresh gain, from the spread over
+    updates; would_tell: the transitions on which it would be as small as the gain that is required."""
+    told: dict[str, list[dict[str, float]]] = {}
+    for arm in long_runs.ARMS:
+        parts = [run["parts"] for run in runs.values() if run["arm"] == arm]
+        for eighth in zip(*parts, strict=True):
+            of = {name: float(np.mean([x[name] for x in eighth])) for name in eighth[0]}
+            of["half"] = 1.96 * float(np.sqrt(np.sum([x["error"] ** 2 for x in eighth]))) / len(eighth)
+            of["transitions"] *= len(eighth)
+            of["would_tell"] = of["transitions"] * (of["half"] / of["required"]) ** 2
+            told.setdefault(arm, []).append(of)
+    return told
+
+
+def draw(runs: dict[str, Any], path: Path) -> None:
+    """Gains on a logarithmic axis, an arm in each panel."""
+    figure, axes = report.new_figure(1, len(long_runs.ARMS), "Could the log tell a rising run from one that stands?")
+    for axis, (arm, eighths) in zip(axes[0], over_seeds(runs).items(), strict=True):
+        steps = (np.arange(PARTS) + 0.5) * long_runs.ARGS.total_timesteps / PARTS / 1e6
+        lines = {"own": "on its own transitions", "half": "what the log can tell from 0 on fresh ones"}
+        lines |= {"required": "that the rise of the return requires"}
+        for colour, (name, what) in zip(plots.COLOURS, lines.items(), strict=False):
+            axis.plot(steps, [of[name] for of in eighths], color=colour, linewidth=2, label=what)
+        fresh = np.array([of["fresh"] for of in eighths])
+        axis.plot(steps[fresh > 0], fresh[fresh > 0], "o", color="0.3", label="measured on fresh ones, if above 0")
+        title = "{:,} × {:,}".format(*arms.ARMS[arm][:2])
+        axis.set(title=title, xlabel="million environment steps", ylabel="gain of an update", yscale="log")
+    report.save_figure(figure, path, "Breakout, means of five seeds; gains in standard deviations of the advantage.")
+
+
+def main() -> None:
+    runs = {}
+    for cell in long_runs.cells():
+        folder, flags = long_runs.ARGS.runs_dir / cell.name, dict(cell.flags)
+        if not (folder / "metrics.jsonl").exists():
+            raise SystemExit(f"{folder} is not there; python benchmarks/long_runs.py makes it")
+        arm = cell.name.split("_")[1].removeprefix("arm-")
+        runs[cell.name] = {"arm": arm, "seed": flags["seed"], "parts": in_parts(plots.read_lines(folder), flags)}
+    report.write(OUT, report.record(runs=runs))
+    draw(runs, OUT.with_suffix(".png"))
+    for arm, eighths in over_seeds(runs).items():
+        print(arm, *({k: float(f"{x:.3g}") for k, x in of.items()} for of in eighths), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
