@@ -37,6 +37,7 @@ ARMS = {  # N, K, and the sizes of minibatches that are searched
 }
 GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")  # searched, and judged by CLAIMS
 THIRD = "Asterix-MinAtar"  # judged later, with the flags that were searched on the others
+PAIRS = (("many", "small"), ("many", "long"), ("small", "long"))  # compared there; the first is claimed as in CLAIMS
 EARLIER = 4  # seeds of "small" there that recipes.py had made
 SEARCHED = {
     "learning_rate": "5e-4:2e-2:log",
@@ -206,6 +207,19 @@ def over_games(pairs: Iterable[tuple[np.ndarray, np.ndarray]], level: float = 0.
     half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(spread[:, 0].sum()) / len(pairs)
     middle = np.mean([a.mean() - b.mean() for a, b in pairs])
     return float(middle), float(middle - half), float(middle + half)
+
+
+def third_effects(
+    found: dict[str, Any], third: dict[str, list[dict[str, Any]]]
+) -> dict[tuple[str, str], list[tuple[float, float, float]]]:
+    """{(a, b): the score of a less that of b on the third game, and the mean of that over all games}, with their 95 %
+    intervals. third: what on_third gives."""
+    ends, scores = returns(found), {}
+    for arm, runs in third.items():
+        values = {game: ends[arm][game].values() for game in GAMES} | {THIRD: [run["return"] for run in runs]}
+        scores[arm] = [np.array([reference_score(game, x) for x in of]) for game, of in values.items()]
+    pairs = {pair: list(zip(*(scores[arm] for arm in pair), strict=True)) for pair in PAIRS}
+    return {pair: [over_games(games[-1:]), over_games(games)] for pair, games in pairs.items()}
 
 
 def fails_gate(found: dict[str, dict[str, dict[int, float]]]) -> list[str] | None:

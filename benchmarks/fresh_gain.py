@@ -3,10 +3,9 @@ rise of the return requires, what was measured, and how precisely.
 
     python benchmarks/fresh_gain.py     # from the folders of long_runs.py's runs, in seconds
 
-An episode of length L has the sum of L advantages, so an update that gains g standard deviations s of the advantage
-raises the return by L s g, to first order (Kakade and Langford 2002). The log has no s, but the value loss, which is half
-of the mean square of return less value, as the advantage is; it falls while the update learns, so s is a little too
-small and the gain that is required a little too large.
+An update that gains g standard deviations s of the advantage raises the return by g s L, to first order, where L is
+the length of an episode (Kakade and Langford 2002). The log has no s, but the value loss, half of the mean square of
+target less value, which is the advantage's. It falls while the update learns, so s is a little too small.
 """
 
 import sys
@@ -64,14 +63,17 @@ def draw(runs: dict[str, Any], path: Path) -> None:
     figure, axes = report.new_figure(1, len(long_runs.ARMS), "Could the log tell a rising run from one that stands?")
     for axis, (arm, eighths) in zip(axes[0], over_seeds(runs).items(), strict=True):
         steps = (np.arange(PARTS) + 0.5) * long_runs.ARGS.total_timesteps / PARTS / 1e6
-        lines = {"own": "on its own transitions", "half": "what the log can tell from 0 on fresh ones"}
+        lines = {"own": "on its own transitions", "half": "that the log can tell from 0 on fresh ones"}
         lines |= {"required": "that the rise of the return requires"}
         for colour, (name, what) in zip(plots.COLOURS, lines.items(), strict=False):
-            axis.plot(steps, [of[name] for of in eighths], color=colour, linewidth=2, label=what)
+            axis.plot(steps, [of[name] for of in eighths], color=colour, linewidth=2, label=what * (arm != "small"))
         fresh = np.array([of["fresh"] for of in eighths])
-        axis.plot(steps[fresh > 0], fresh[fresh > 0], "o", color="0.3", label="measured on fresh ones, if above 0")
+        what = "measured on fresh ones, if above 0" * (arm != "small")  # one legend for both
+        axis.plot(steps[fresh > 0], fresh[fresh > 0], "o", color="0.3", label=what)
         title = "{:,} × {:,}".format(*arms.ARMS[arm][:2])
-        axis.set(title=title, xlabel="million environment steps", ylabel="gain of an update", yscale="log")
+        axis.set(
+            title=title, xlabel="million environment steps", ylabel="gain of an update", yscale="log", ylim=(1e-6, 0.1)
+        )
     report.save_figure(figure, path, "Breakout, means of five seeds; gains in standard deviations of the advantage.")
 
 

@@ -152,6 +152,36 @@ def arms(brief: bool = False) -> None:
     measured(found)
 
 
+def third_game(brief: bool = False) -> None:
+    """The arms on the game that no search saw. brief: only the claim."""
+    found, game = read("arms"), study.THIRD.removesuffix("-MinAtar")
+    third = study.on_third(found["runs"], read("recipes")["runs"])
+    effects_of = study.third_effects(found, third)
+    (_, low, high), _ = effects_of[study.PAIRS[0]]
+    verdict = f"refuted; {named('small')} ends higher" if high < 0 else study.judged(low, high, *CLAIMS[0][3:])
+    less = lambda pair, at: f"{named(pair[0])} minus {named(pair[1])}: {signed(*effects_of[pair][at], 2)}"  # noqa: E731
+    claim = f"{less(study.PAIRS[0], 0)}. More environments end higher: "
+    if brief:
+        text = f"On {game}, which no search saw (95 %), {claim}{verdict}."
+        return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+    rows = []
+    for arm, runs in third.items():
+        timed = [run for run in runs if arm != "small" or run["seed"] >= study.EARLIER]
+        until = [next((s for _, s, value in run["curve"] if (value or 0) >= 10), np.inf) for run in timed]
+        never = sum(map(np.isinf, until))
+        shown = "–" if np.isinf(np.median(until)) else f"{np.median(until) / 60:.1f}"
+        mean, half = plots.mean_and_ci(np.array([run["return"] for run in runs]))
+        minutes = np.median([run["seconds"] for run in timed]) / 60
+        rows.append([named(arm), f"{mean:.1f} ± {half:.1f} ({len(runs)})", f"{minutes:.1f} ({len(timed)})"])
+        rows[-1].append(shown + f" ({never} never)" * bool(never))
+    table(["N × K", game, "minutes (runs)", "minutes until 10 in training"], rows)
+    cpu, date = timed[0]["machine"]["cpu"], found["date"][:10]
+    text = f"Scores, 95 %: {claim}**{verdict}**. Reported: {'; '.join(less(pair, 0) for pair in study.PAIRS[1:])}. "
+    text += f"Means of the three games: {'; '.join(less(pair, 1) for pair in study.PAIRS)}. "
+    text += f"One core each ({cpu}), {date}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
 def named(arm: str) -> str:
     return "{:,} × {:,}".format(*ARMS[arm][:2])
 

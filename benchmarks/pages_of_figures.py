@@ -12,15 +12,21 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import figures
-from benchmarks import arms as study, long_runs as lasting, plateaus as slow, recipes as moulds
+from benchmarks import (
+    arms as study,
+    fresh_gain as instrument,
+    long_runs as lasting,
+    plateaus as slow,
+    recipes as moulds,
+)
 from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, read, signed, table
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
 
-def paper_a() -> None:
-    """The figures of paper A on Pendulum that were run: verdicts."""
+def paper_a(brief: bool = False) -> None:
+    """The figures of paper A on Pendulum that were run: claims and verdicts. brief: only verdicts."""
     drawn = {}
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
@@ -28,13 +34,18 @@ def paper_a() -> None:
     claims: dict[tuple[str, str], list[str]] = {}
     for name, found in drawn.items():
         claims.setdefault((found["claim"], found["verdict"]), []).append(name)
-    table(
-        ["figure", "the paper's claim", ""], [[", ".join(n), c, f"**{verdict}**"] for (c, verdict), n in claims.items()]
-    )
+    if not brief:
+        rows = [[", ".join(names), claim, f"**{verdict}**"] for (claim, verdict), names in claims.items()]
+        return table(["figure", "the paper's claim", ""], rows)
     runs = [run for found in drawn.values() for run in found["runs"].values()]
     seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
-    print(f"\n{seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}.")
+    said = lambda verdict: ", ".join(name for name, found in drawn.items() if found["verdict"] == verdict)  # noqa: E731
+    text = (
+        f"[Claims](figures.md#the-figures) that hold: figures {said('holds')}; that does not: {said('does not hold')}; "
+    )
+    text += f"open: {said('open')}. {seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def paper_b() -> None:
@@ -183,3 +194,18 @@ def recipes(brief: bool = False) -> None:
     text += f"{less('recipe', 'small')}. The last row was added afterwards. One core each "
     text += f"({found['hardware']['cpu']}; 64 environments on SpaceInvaders: another machine), {found['date'][:10]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def fresh_gain() -> None:
+    """What the log's fresh gains could tell of runs that rise."""
+    found, rows = read("fresh_gain"), []
+    two = lambda x: f"{float(f'{x:.2g}'):,.10g}".replace("-", "−")  # noqa: E731
+    for arm, eighths in instrument.over_seeds(found["runs"]).items():
+        for at in (0, 3, 7):
+            of = eighths[at]
+            gains = {name: two(1e6 * of[name]) for name in ("required", "fresh", "half", "own")}
+            row = [f"{study.ARMS[arm][0]:,} × {study.ARMS[arm][1]}", at + 1, f"{of['return']:.0f}", two(of["rise"])]
+            row += [gains["required"], f"{gains['fresh']} ± {gains['half']}", gains["own"]]
+            rows.append([*row, *(two(of[name] / 1e6) for name in ("transitions", "would_tell"))])
+    head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
+    table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip("optuna")
 
 # isort: split
 import ppo
-from benchmarks import arms, long_runs, pages_of_figures, plateaus, recipes
+from benchmarks import arms, fresh_gain, long_runs, pages, pages_of_figures, plateaus, recipes
 from experiments.references import REFERENCES
 
 pytestmark = pytest.mark.optional
@@ -109,6 +110,40 @@ def test_a_claim_about_slow_runs_is_judged_by_pairs_of_branches_of_one_parent():
     assert [len(x.samples[0]) for x in plateaus.claimed(runs)] == [5, 6, 6, 5, 5]
 
 
+def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
+    """Of one game it is Welch's interval; of three that of a sum of independent means."""
+    rng, level = np.random.default_rng(1), {"many": 1.0, "small": 1.5, "long": 1.0}
+    games = (*arms.GAMES, arms.THIRD)
+    scores = {arm: rng.normal(level[arm], 0.1, (6, 3)) for arm in arms.ARMS}
+    run = lambda arm, game, seed, score: {  # noqa: E731
+        "arm": arm, "env_id": game, "seed": seed, "seconds": 60 * (seed + 1), "machine": {"cpu": "X"},
+        "return": REFERENCES[game][0] + (REFERENCES[game][1] - REFERENCES[game][0]) * score,
+        "curve": [[1, 30, None], [2, 60, 9.0], [3, 60 * (seed + 1), 10.0 if arm != "long" else 9.0]],
+    }  # fmt: skip
+    runs = {
+        f"{arm}{game}{seed}": run(arm, game, seed, scores[arm][seed, at])
+        for arm in arms.ARMS
+        for at, game in enumerate(games)
+        for seed in range(6)
+    }
+    early = {name: runs.pop(name) for name in [*runs] if name.startswith("smallAst") and int(name[-1]) < arms.EARLIER}
+    third = arms.on_third(runs, early | {"other": early["smallAsterix-MinAtar0"] | {"arm": "root", "return": 99.0}})
+    found = arms.third_effects({"runs": runs}, third)
+    a, b = scores["many"], scores["small"]
+    welch = stats.ttest_ind(a[:, 2], b[:, 2], equal_var=False).confidence_interval(0.95)
+    assert found["many", "small"][0] == pytest.approx(((a - b)[:, 2].mean(), welch.low, welch.high))
+    error = np.sqrt(sum(x.var(axis=0, ddof=1).sum() / 6 for x in (a, b))) / 3
+    middle, low, high = found["many", "small"][1]
+    assert middle == pytest.approx((a - b).mean())
+    # 30 degrees of freedom if all six spreads were equal
+    assert stats.t.ppf(0.975, 30) * error < (high - low) / 2 < stats.t.ppf(0.975, 15) * error
+    known = {"arms": {"runs": runs, "date": "2026-01-02T03"}, "recipes": {"runs": early}}
+    monkeypatch.setattr(pages, "read", known.get)
+    pages.third_game()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "**refuted; 64 × 32 ends higher**" in told and "| 5.5 (2) | 5.5 |" in told and "– (6 never) |" in told
+
+
 def test_the_gate_fails_where_no_arm_of_all_ends_high():
     ends = {arm: {"Breakout-MinAtar": {0: 44.0, 1: 46.0}, "SpaceInvaders-MinAtar": {0: 131.0}} for arm in arms.ARMS}
     assert arms.fails_gate(ends) == ["Breakout-MinAtar"]
@@ -173,3 +208,21 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, t
     told = " ".join(capsys.readouterr().out.split())
     row = f"| {low + (high - low) * 0.215:.1f} ± 0.3 (4) | {least + (most - least) * 0.315:.1f} ± 3.6 (4) "
     assert f"| 64 {row}| +0.05 and +0.05 | 2.0 | 1.5 |" in told and f"**{verdict}**" in told
+
+
+def test_the_gain_that_a_rise_requires():
+    """Returns rise by 0.5 in an update; over 100 steps with advantages of 2 that is a gain of 0.0025."""
+    rng = np.random.default_rng(0)
+    line = lambda i: {  # noqa: E731
+        "charts/episodic_return": 0.5 * i if i % 3 else None, "charts/episodic_length": 100, "losses/value_loss": 2.0,
+        "outer/own_gain": 0.1, "outer/kl": 0.01, "outer/fresh_gain": 0.001 + 0.01 * rng.normal() if i else None,
+    }  # fmt: skip
+    parts = fresh_gain.in_parts([line(i) for i in range(800)], {"num_envs": 64, "num_steps": 32})
+    assert [part["required"] for part in parts] == pytest.approx([0.0025] * 8, rel=1e-3)
+    assert [part["transitions"] for part in parts] == pytest.approx([99 * 2048] + [100 * 2048] * 7, rel=1e-3)
+    runs = {f"{arm}{seed}": {"arm": arm, "parts": parts} for arm in ("small", "many") for seed in range(4)}
+    of = fresh_gain.over_seeds(runs)["many"][1]
+    assert of["half"] == pytest.approx(1.96 * 0.01 / np.sqrt(400), rel=0.2)
+    assert of["transitions"] == pytest.approx(400 * 2048, rel=1e-3)
+    # On so many transitions half the interval is what is required.
+    assert of["half"] * np.sqrt(of["transitions"] / of["would_tell"]) == pytest.approx(of["required"])
