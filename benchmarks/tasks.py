@@ -34,10 +34,11 @@ GROUPS = {  # what the page says of each
     "headline": (
         "Seconds until a score",
         "Each run was alone on all cores. Seconds are those of training; on top come imports and compiling, of which "
-        "the table has the longest (about 4 s where JAX's cache has our program). Compare runs on one CPU. PureJaxRL's "
-        "training is one program, so its seconds are taken to pass evenly; with the same flags medians of so few seeds "
-        "are mostly luck, and the minutes of the whole run say more. Ours with these flags were made before [small "
-        "updates were measured on a quarter](log.md), which makes them faster.",
+        "the table has the longest (about 4 s where JAX's cache has our program). Compare runs on one CPU. The other "
+        "programs train in one call, so their seconds are taken to pass evenly. Medians of so few seeds are mostly "
+        "luck where the flags are the same; the minutes of the whole run say more. rejax has PureJaxRL's flags, too, "
+        "but clips gradients by element, and its return in training is each environment's last. PureJaxQL has its own "
+        "settings for MinAtar, which `pqn.py` has by default, but for a second hidden layer.",
     ),
     "same_flags": (
         "The same flags as PureJaxRL",
