@@ -212,13 +212,9 @@ def fresh_gain() -> None:
             rows.append([*row, *(two(of[name] / 1e6) for name in ("transitions", "would_tell"))])
     head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
     table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)
-    text = (
-        f"± is half the 95 % interval, from the spread over updates. In any eighth it is {times[0]} what is required "
-    )
-    text += (
-        f"with 64 environments, {times[1]} with 4,096; of an update's own gain at most {' and '.join(shares)} can be "
-    )
-    text += "there on fresh transitions. Second half, 64 environments, seed by seed (10⁶): "
+    text = f"± is half the 95 % interval, from the spread over updates. It is {times[0]} what is required with 64 "
+    text += f"environments, {times[1]} with 4,096; of an update's own gain at most {' and '.join(shares)} can be there "
+    text += "on fresh transitions, in any eighth. Second half, 64 environments, seed by seed (10⁶): "
     halves = []
     for run in sorted((run for run in found["runs"].values() if run["arm"] == "small"), key=lambda run: run["seed"]):
         late = run["parts"][len(run["parts"]) // 2 :]
