@@ -5,7 +5,8 @@ rise of the return requires, what was measured, and how precisely.
 
 An update that gains g standard deviations s of the advantage raises the return by g s L, to first order, where L is
 the length of an episode (Kakade and Langford 2002). The log has no s, but the value loss, half of the mean square of
-target less value, which is the advantage's. It falls while the update learns, so s is too small.
+target less value, which is the advantage's, but falls while the update learns: in short checks its s was 0.9 to 1.3
+times the advantage's with 64 x 32, and 0.7 times with 4,096 x 32.
 """
 
 import sys

@@ -97,6 +97,10 @@ def load_rejax(spec: dict[str, Any]) -> tuple[Callable, Callable]:
     from gymnax.wrappers.purerl import LogWrapper
     from rejax import PPO
 
+    class Log(LogWrapper):
+        def __deepcopy__(self, _: Any) -> Any:
+            return self  # rejax copies its arguments, in which gymnax's wrapper would never end
+
     env, env_params = gymnax.make(spec["env_id"])
     same = ("num_envs", "num_steps", "num_minibatches", "gamma", "gae_lambda", "clip_eps", "ent_coef", "vf_coef")
     batch_size = NOTEBOOK["NUM_ENVS"] * NOTEBOOK["NUM_STEPS"]
@@ -104,7 +108,7 @@ def load_rejax(spec: dict[str, Any]) -> tuple[Callable, Callable]:
     between = next(n for n in range(updates // LINES, updates + 1) if n and updates % n == 0)  # two evaluations
     steps = updates * NOTEBOOK["UPDATE_EPOCHS"] * NOTEBOOK["NUM_MINIBATCHES"]
     algorithm = PPO.create(
-        env=LogWrapper(env),
+        env=Log(env),
         env_params=env_params,
         learning_rate=optax.linear_schedule(NOTEBOOK["LR"], 0.0, steps),
         agent_kwargs={"activation": "relu", "hidden_layer_sizes": (64, 64)},
