@@ -196,8 +196,8 @@ def recipes(brief: bool = False) -> None:
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
-def fresh_gain() -> None:
-    """What the log's fresh gains could tell of runs that rise."""
+def fresh_gain(brief: bool = False) -> None:
+    """What the log's fresh gains could tell of runs that rise. brief: only how much of an update is noise."""
     found, rows = read("fresh_gain"), []
     two, times, shares = lambda x: f"{float(f'{x:.2g}'):,.10g}".replace("-", "−"), [], []
     for arm, eighths in instrument.over_seeds(found["runs"]).items():
@@ -210,6 +210,13 @@ def fresh_gain() -> None:
             row = [f"{study.ARMS[arm][0]:,} × {study.ARMS[arm][1]}", at + 1, f"{of['return']:.0f}", two(of["rise"])]
             row += [gains["required"], f"{gains['fresh']} ± {gains['half']}", gains["own"]]
             rows.append([*row, *(two(of[name] / 1e6) for name in ("transitions", "would_tell"))])
+    if brief:
+        text = "[Is it the noise?](docs/report.md#what-fresh-gains-can-tell) Of what an update from 64 environments "
+        text += (
+            f"gains on its own transitions at most {shares[0]} is there on fresh ones, in any eighth of these longer "
+        )
+        text += "runs, and yet most of them rise."
+        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
     table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)
     text = f"± is half the 95 % interval, from the spread over updates. It is {times[0]} what is required with 64 "
