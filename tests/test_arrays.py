@@ -28,8 +28,6 @@ from common.arrays import (
     unpack,
 )
 
-# A shuffle without a sort
-
 
 def permutations(n, number, seed=0):
     """-> [number, n], of as many keys."""

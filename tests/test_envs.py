@@ -122,19 +122,10 @@ def test_clipped_rewards_are_learned_from_and_not_reported():
     np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
 
 
-def test_no_reset_and_no_key_is_used_twice_in_a_run():
-    # Episodes of one step: all environments end at every step.
-    _, states, out = play(VectorEnv(Counter(ends=(1,), limit=9), 16), 50)
-    assert out.terminated.all()
-    assert all_different(states.inner.id)
-    _, states, _ = play(VectorEnv(Counter(ends=(99,), limit=999), 16), 50)
-    assert all_different(states.inner.noise)
-
-
 def test_step_is_replayed_in_python():
-    """Ends, both observations, and every statistic of the episodes that ended."""
+    """Ends, both observations, and every statistic of the episodes that ended. No two resets or steps have one key."""
     env = VectorEnv(Counter(ends=(2, 3, 4, 5, 8), limit=5), 24)
-    first, _, out = play(env, 40)
+    first, states, out = play(env, 40)
     obs, time, episodes, both = first, np.zeros(24, int), [], 0
     for t in range(40):
         time += 1
@@ -153,7 +144,8 @@ def test_step_is_replayed_in_python():
         assert not (out.obs[t, done, 2:] == out.final_obs[t, done, 2:]).all(-1).any()
         obs = out.obs[t]
     assert both > 0 and len(episodes) > 100 and out.episode.done.sum(1).max() > env.resets_per_round
-    assert all_different(first[:, 2:], out.obs[out.episode.done][:, 2:])
+    ended = out.episode.done
+    assert all_different(first[:, 2:], out.obs[ended][:, 2:], states.inner.noise[~ended])
     metrics = env.episode_metrics(jax.vmap(episode_sums)(out.episode).sum(0))
     lengths, successes = np.array(episodes).T
     expected = {"episodic_return": lengths, "episodic_length": lengths, "solve_rate": successes}
@@ -279,12 +271,9 @@ def test_cartpole_moves_as_gymnax_moves_it():
 
 
 def test_pendulum_is_cut_after_200_steps_and_not_ended():
-    _, states, out = play(make("Pendulum-v1", 2), 401)
+    _, _, out = play(make("Pendulum-v1", 2), 401)
     assert not out.terminated.any()
     np.testing.assert_array_equal(np.flatnonzero(out.truncated[:, 0]), [199, 399])
-    assert (out.episode.length[out.truncated] == 200).all() and (states.length[[199, 399]] == 0).all()
-    np.testing.assert_allclose(out.episode.total_reward[199], out.reward[:200].sum(0), rtol=1e-5)
-    assert (out.obs[199] != out.final_obs[199]).any(-1).all()
 
 
 def test_minatar_frames_show_the_state_through_all_wrappers():

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 import scipy.special
-from conftest import Noise, Toy, Training, differ, leaves_close, metrics_of, one_learner, same
-from test_init_from import call, learner_at, resumed
+from conftest import Noise, Toy, Training, differ, leaves_close, metrics_of, one_learner, same, watched
+from test_init_from import SMALL, call, learner_at, resumed
 
 import ppo
 import ppo_ewma
@@ -70,26 +70,16 @@ class Course:
     """Updates of a script on a toy: the training, states, metrics, samples, and in order what the loss was given."""
 
     def __init__(self, name, updates, toy, watch=True, **flags):
-        self.name, (self.script, own), self.minibatches, self.bonuses = name, SCRIPTS[name], [], []
+        self.name, (self.script, own) = name, SCRIPTS[name]
         flags = FLAGS | own | flags
         flags |= dict(total_timesteps=updates * flags["num_envs"] * flags["num_steps"])
-        which = "q_loss" if name == "pqn" else "ppo_loss"
-        loss = getattr(self.script, which)
-
-        def spy(*inputs):
-            def write(batch, bonus):
-                self.minibatches.append(jax.tree.map(np.asarray, batch))
-                self.bonuses.append(float(bonus))
-
-            batch, bonus = (*inputs, 1.0)[-2:] if name == "pqn" else inputs[-2:]
-            jax.debug.callback(write, batch, bonus, ordered=True)
-            return loss(*inputs)
-
+        which, no_bonus = ("q_loss", (1.0,)) if name == "pqn" else ("ppo_loss", ())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.script, which, spy if watch else loss)
+            seen = watched(patch, self.script, which, lambda _, *given: (*given, *no_bonus)[-2:]) if watch else []
             self.training = Training(self.script, toy, self.script.Args(**flags))
             self.states, self.metrics, self.samples = self.training.run(updates)
             jax.effects_barrier()
+        self.minibatches, self.bonuses = [batch for batch, _ in seen], [bonus for _, bonus in seen]
         self.obs = [sample.batch.obs for sample in self.samples]  # all that was seen: the sample is larger than that
 
     def targets(self, update):
@@ -108,12 +98,10 @@ def for_values(name, value):
     return {"q_lambda" if name == "pqn" else "gae_lambda": value}
 
 
-# All that changes the environment, on two devices in two chunks
-
-
 @pytest.fixture(scope="module", params=OWN_UPDATE)
 def clock(request):
-    """With a discount of 0, so that a target is the reward as it is learned from. Two epochs too many are asked for."""
+    """All that changes the environment, on two devices in two chunks. With a discount of 0, so that a target is the
+    reward as it is learned from. Two epochs too many are asked for."""
     stop = {} if request.param == "pqn" else {"target_kl": 1e-9}
     flags = dict(time_limit=3, frame_stack=2, reward_clip=0.5, sticky_actions=1.0, stagger_resets=2, norm_obs=True)
     sizes = dict(num_devices=2, num_rollout_chunks=2, num_minibatches=4, update_epochs=3)
@@ -156,9 +144,6 @@ def test_the_inner_loop_stops_after_an_epoch_that_moved_too_far(clock):
     assert [row.get("outer/epochs", 3) for row in clock.metrics] == [epochs] * 2
 
 
-# Rewards, values and the learning rate
-
-
 @pytest.fixture(scope="module", params=OWN_UPDATE)
 def descent(request):
     """Plain gradient descent in Adam's place, with gradients cut to norm 1e-3. Episodes of three steps."""
@@ -197,11 +182,9 @@ def test_without_norm_adv_advantages_are_what_they_are(descent):
             same(np.sort(minibatch.advantage), np.sort(sample.batch.advantage.ravel()))
 
 
-# The inner loop and what is measured, with more minibatches than environments
-
-
 @pytest.fixture(scope="module", params=[*OWN_UPDATE, "ppo_ewma"])
 def noise(request):
+    """The inner loop and what is measured, with more minibatches than environments."""
     sizes = dict(num_envs=4, num_steps=24, num_rollout_chunks=2, num_minibatches=8, update_epochs=2)
     free = {} if request.param == "pqn" else {"ent_coef": 0.0}
     flags = dict(norm_obs=True, norm_reward=True, learning_rate=1e-2, anneal_lr=False)
@@ -385,11 +368,6 @@ def test_an_importance_weight_beyond_float32_has_finite_gradients(name):
             np.testing.assert_allclose(slopes, [-bound, bound], rtol=1e-4)
 
 
-SMALL = (
-    "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
-    "--num-devices 1 --norm-obs --norm-reward --time-limit 20 --total-timesteps 192 --checkpoint-every 2 "
-    "--keep-checkpoints 0 --plasticity-every 0 --num-eval-episodes 0"
-)
 RUNS = {  # that of ppo.py: test_fork.py
     "ppo_ewma": "--com 4",
     "ppo_rnn": "--sequence-length 4 --cell lstm --cell-size 4",
@@ -403,7 +381,7 @@ RUNS = {  # that of ppo.py: test_fork.py
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, name):
     """As if it had been killed after update 3: its last checkpoint is that of update 2. All that is logged is what a
     run without a kill has logged, so the states of cells and the learning rate, too, were kept."""
-    script, flags = SCRIPTS[name][0], [*SMALL.split(), *RUNS[name].split()]
+    script, flags = SCRIPTS[name][0], [*SMALL.split(), "--time-limit", 20, "--plasticity-every", 0, *RUNS[name].split()]
     straight = call(script, tmp_path / "straight", *flags)
     killed = resumed(script, straight.path, tmp_path / "killed", after=3)
     assert metrics_of(killed) == metrics_of(straight.path)

@@ -28,8 +28,8 @@ UPDATES = 60
 
 def run(folder, *flags, script=ROOT / f"{SCRIPT}.py", **how):
     """The script in a process of its own. -> the finished process."""
-    command = [sys.executable, str(script), *map(str, flags)]
-    return subprocess.run(command, env=ONE_DEVICE, cwd=folder, capture_output=True, text=True, **how)
+    how = {"env": ONE_DEVICE, "cwd": folder, "capture_output": True, "text": True} | how
+    return subprocess.run([sys.executable, str(script), *map(str, flags)], **how)
 
 
 def tiny(updates, *more, episodes=0):
@@ -77,14 +77,12 @@ def test_a_killed_run_goes_on_bit_for_bit(straight):
     folder = straight.parents[1]
     flags = tiny(UPDATES, "--run-name", "killed", "--checkpoint-every", 10, "--keep-checkpoints", 0, episodes=4)
     command = [sys.executable, str(ROOT / f"{SCRIPT}.py"), *map(str, flags)]
-    process = subprocess.Popen(
-        command, env=ONE_DEVICE, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while process.poll() is None and not checkpoints.checkpoint_updates(folder / "runs/killed/checkpoints"):
+    killed = subprocess.Popen(command, env=ONE_DEVICE, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while killed.poll() is None and not checkpoints.checkpoint_updates(folder / "runs/killed/checkpoints"):
         time.sleep(0.01)
     time.sleep(random.uniform(0, 0.1))
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL  # not a run that had ended by itself
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL  # not a run that had ended by itself
     done = run(folder, "--resume", "runs/killed")
     assert done.returncode == 0, done.stderr
     assert metrics_of(folder / "runs/killed") == metrics_of(straight)
@@ -149,8 +147,7 @@ def test_jax_that_was_started_too_early_is_said_in_one_line(tmp_path):
     (tmp_path / "my_ppo.py").write_text(text)
     environment = {k: v for k, v in ONE_DEVICE.items() if k != "JAX_NUM_CPU_DEVICES"}
     environment["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(EIGHT, "")
-    command = [sys.executable, "my_ppo.py", *map(str, tiny(1, "--plasticity-every", 0))]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    done = run(tmp_path, *tiny(1, "--plasticity-every", 0), script="my_ppo.py", env=environment)
     assert done.returncode == 0, done.stderr
     if len(os.sched_getaffinity(0)) > 1:
         assert done.stderr.count("note: one CPU device for ") == 1

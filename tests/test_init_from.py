@@ -12,11 +12,12 @@ import ppo
 import ppo_ewma
 from common.run import checkpoints, run as runs
 
-CARTPOLE = (
+SMALL = (  # 6 updates of 8 minibatches each
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
-    "--num-devices 1 --num-eval-episodes 0 --norm-obs --norm-reward --learning-rate 0.01 --no-clip-vloss"
+    "--num-devices 1 --num-eval-episodes 0 --norm-obs --norm-reward "
+    "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"
 )
-BASE = "--total-timesteps 192 --checkpoint-every 2 --keep-checkpoints 0"  # 6 updates of 8 minibatches each
+FLAGS = [*SMALL.split(), "--learning-rate", 0.01, "--no-clip-vloss"]
 
 
 class Started(Exception):
@@ -81,12 +82,12 @@ def resumed(script, straight, folder, after, *flags):
 
 @pytest.fixture(scope="module")
 def of_ppo(tmp_path_factory):
-    return call(ppo, tmp_path_factory.mktemp("ppo"), *CARTPOLE.split(), *BASE.split())
+    return call(ppo, tmp_path_factory.mktemp("ppo"), *FLAGS)
 
 
 @pytest.fixture(scope="module")
 def of_ewma(tmp_path_factory):
-    return call(ppo_ewma, tmp_path_factory.mktemp("ewma"), *CARTPOLE.split(), *BASE.split(), "--com", 4)
+    return call(ppo_ewma, tmp_path_factory.mktemp("ewma"), *FLAGS, "--com", 4)
 
 
 def shared(learner):
@@ -97,7 +98,7 @@ def shared(learner):
 @pytest.mark.slow
 def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(of_ewma, tmp_path):
     """With nothing learned, the proximal policy comes nearer by a factor of 9/10 in each of 16 minibatches."""
-    flags = [*CARTPOLE.split(), *BASE.split(), "--com", 9, "--init-from", f"{of_ewma.path}@4", "--learning-rate", 1e-30]
+    flags = [*FLAGS, "--com", 9, "--init-from", f"{of_ewma.path}@4", "--learning-rate", 1e-30]
     run = call(ppo_ewma, tmp_path, *flags)
     old, new = run.start, learner_at(run, 2)
     same(old, learner_at(of_ewma, 4))
@@ -113,7 +114,7 @@ def test_the_proximal_policy_is_taken_over_and_a_new_com_is_that_of_the_new_run(
 @pytest.mark.slow
 def test_from_a_run_of_ppo_the_proximal_policy_starts_as_the_policy(of_ppo, tmp_path):
     """And it does train: the two must not share their memory, which each update is given to write in."""
-    run = call(ppo_ewma, tmp_path, *CARTPOLE.split(), *BASE.split(), "--com", 4, "--init-from", of_ppo.path)
+    run = call(ppo_ewma, tmp_path, *FLAGS, "--com", 4, "--init-from", of_ppo.path)
     same(shared(run.start), shared(learner_at(of_ppo, 6)))
     same(run.start.proximal.params, run.start.params)
     assert run.start.proximal.weight == 1
@@ -123,7 +124,7 @@ def test_from_a_run_of_ppo_the_proximal_policy_starts_as_the_policy(of_ppo, tmp_
 
 
 def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
-    run = call(ppo, tmp_path, *CARTPOLE.split(), *BASE.split(), "--init-from", of_ewma.path)
+    run = call(ppo, tmp_path, *FLAGS, "--init-from", of_ewma.path)
     saved = learner_at(of_ewma, 6)
     same(shared(run.start), shared(saved))
     assert not hasattr(run.start, "proximal")
@@ -134,7 +135,7 @@ def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
     """From the very state that four devices had after update 4, each with one environment, now on two with two each."""
-    straight = call(ppo, tmp_path / "straight", *CARTPOLE.split(), *BASE.split(), "--num-devices", 4)
+    straight = call(ppo, tmp_path / "straight", *FLAGS, "--num-devices", 4)
     like = {"environments": straight.like.environments}
     saved = checkpoints.restore_newest(straight.path, [4], like, "", partial=True)[0]["environments"]
     started, restore = [], runs.Run.restore
@@ -154,7 +155,7 @@ def test_a_run_goes_on_with_another_number_of_devices(monkeypatch, tmp_path):
 
 
 def test_a_fresh_critic_is_that_of_a_new_run_and_all_else_is_taken_over(of_ppo, tmp_path):
-    flags = (*CARTPOLE.split(), *BASE.split(), "--run-name")
+    flags = (*FLAGS, "--run-name")
     new, taken = call(ppo, tmp_path, *flags, "new", stop=True).start, learner_at(of_ppo, 6)
     mixed = call(ppo, tmp_path, *flags, "mixed", "--init-from", of_ppo.path, "--fresh-critic", stop=True).start
     params, critic = [learner.params["params"] for learner in (new, taken, mixed)], {"critic", "critic_encoder"}

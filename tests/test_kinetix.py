@@ -64,14 +64,7 @@ def test_level_set_is_fixed(env, tmp_path, monkeypatch):
 def test_cache(env, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
     built = []
-
-    def build():
-        built.append(True)
-        return env.levels
-
-    def levels():
-        return kinetix._cached("x", env.static_params, 4, build)
-
+    levels = lambda: kinetix._cached("x", env.static_params, 4, lambda: built.append(True) or env.levels)  # noqa: E731
     same(levels(), env.levels)
     same(levels(), env.levels)
     assert len(built) == 1
@@ -91,9 +84,8 @@ def test_reset(env, reset_to):
         same(state, jax.tree.map(lambda x, i=index % 4: x[i], env.levels))
         assert obs.shape == env.obs_shape == (515,) and obs.dtype == env.obs_dtype
     states, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 64))
-    np.testing.assert_array_equal(
-        np.unique(states.circle.position[:, GOAL, 0]), np.unique(env.levels.circle.position[:, GOAL, 0])
-    )
+    goals, all_goals = (np.unique(x.circle.position[:, GOAL, 0]) for x in (states, env.levels))
+    np.testing.assert_array_equal(goals, all_goals)
 
 
 def test_time_out(step, start):

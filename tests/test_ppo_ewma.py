@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Bandit, Training, differ, leaves_close, on_devices, same
+from conftest import Bandit, Training, differ, leaves_close, on_devices, same, watched
 from test_ppo import NARROW
 
 import ppo
@@ -46,20 +46,16 @@ def test_policy_loss_is_clipped_around_the_proximal_policy_and_weighted_for_the_
             # pi_prox / pi_behaviour = 1/2
             (0.4, 0.2, 0.3, 1, -0.6, 0),  # clipped, though the behaviour policy was even likelier to do it
             (0.4, 0.2, 0.22, 1, -0.55, -2.5),
-            (0.4, 0.2, 0.1, 1, -0.25, -2.5),
             (0.4, 0.2, 0.3, -1, 0.75, 2.5),
-            (0.4, 0.2, 0.18, -1, 0.45, 2.5),
             (0.4, 0.2, 0.1, -1, 0.4, 0),
             # pi_prox / pi_behaviour = 2
             (0.2, 0.4, 0.44, 1, -2.2, -5),  # not clipped, at 2.2 times the behaviour policy
             (0.2, 0.4, 0.6, 2, -4.8, 0),
             (0.2, 0.4, 0.2, -3, 4.8, 0),  # clipped, though it is the behaviour policy
-            (0.2, 0.4, 0.2, 3, -3, -15),
         ],
         1.5: [
             (0.2, 0.4, 0.44, 1, -1.65, -3.75),  # weight 2 becomes 1.5, ratio 1.1
             (0.2, 0.4, 0.6, 1, -1.8, 0),
-            (0.2, 0.4, 0.2, -1, 1.2, 0),
             (0.2, 0.4, 0.6, -1, 2.25, 3.75),
             (0.2, 0.28, 0.28, 1, -1.4, -5),  # weight 1.4 stays
             (0.2, 0.1, 0.11, 1, -0.55, -5),
@@ -71,7 +67,7 @@ def test_policy_loss_is_clipped_around_the_proximal_policy_and_weighted_for_the_
     assert loss == parts["losses/policy_loss"] == pytest.approx(losses.mean(), rel=1e-5)
     np.testing.assert_allclose(len(by_hand) * grads, slopes, rtol=1e-4)
     assert parts["losses/clipfrac"] == pytest.approx((abs(now / proximal - 1) > 0.2).mean())
-    assert parts["ewma/boundfrac"] == pytest.approx(4 / 6 if bound else 0)
+    assert parts["ewma/boundfrac"] == pytest.approx(3 / 5 if bound else 0)
 
 
 def test_metrics_by_hand():
@@ -153,23 +149,17 @@ def prescribed(steps):
 
 def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch):
     """With the real Adam, over two updates: what the loss was given, written down minibatch by minibatch."""
-    seen, loss = [], ppo_ewma.ppo_loss
-
-    def spy(args, policy, params, proximal, batch, bonus):
-        write = lambda *given: seen.append([jax.flatten_util.ravel_pytree(x)[0] for x in given])  # noqa: E731
-        jax.debug.callback(lambda *given: write(*jax.tree.map(np.asarray, given)), params, proximal, ordered=True)
-        return loss(args, policy, params, proximal, batch, bonus)
-
-    monkeypatch.setattr(ppo_ewma, "ppo_loss", spy)
+    flat = lambda x: jax.flatten_util.ravel_pytree(x)[0]  # noqa: E731
+    given = watched(monkeypatch, ppo_ewma, "ppo_loss", lambda _, args, policy, *inputs: inputs[:2])
     states, *_ = Training(ppo_ewma, Bandit(), replace(ARGS, update_epochs=2)).run(2)
     jax.effects_barrier()
-    assert len(seen) == 2 * 2 * 4
+    assert len(given) == 2 * 2 * 4
+    seen = [[flat(params), flat(proximal)] for params, proximal in given]
     history = [params for params, _ in seen]
     for n, (_, proximal) in enumerate(seen):
         np.testing.assert_allclose(proximal, average(history[: n + 1], 4.0, False), rtol=1e-4, atol=1e-6)
     assert max(abs(history[8] - seen[8][1])) > 1e-3  # not reset to the policy where the second update begins
-    last = states[2].learner
-    newest, proximal = (jax.flatten_util.ravel_pytree(x)[0] for x in (last.params, last.proximal.params))
+    newest, proximal = (flat(x) for x in (states[2].learner.params, states[2].learner.proximal.params))
     np.testing.assert_allclose(proximal, average([*history, newest], 4.0, False), rtol=1e-4, atol=1e-6)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Counter, Noise, Training, differ, leaves_close, on_devices, same
+from conftest import Counter, Noise, Training, differ, leaves_close, on_devices, same, watched
 from test_ppo import mean_of_n_step_returns
 
 import ppo
@@ -31,24 +31,10 @@ class Recorded:
     """Two updates of two chunks on Noise: what each chunk's rollout gave and what the inner loop got, in order."""
 
     def __init__(self):
-        self.rollouts, self.batches, rollout, optimise = [], [], ppo_rnd.rollout, ppo_rnd.optimise
-
-        def write(into, value):
-            jax.debug.callback(lambda x: into.append(jax.tree.map(np.asarray, x)), value, ordered=True)
-
-        def spy_rollout(*given):
-            out = rollout(*given)
-            write(self.rollouts, (out[1], out[2]))
-            return out
-
-        def spy_optimise(args, network, learner, batch, *given):
-            write(self.batches, batch)
-            return optimise(args, network, learner, batch, *given)
-
         self.args = replace(ARGS, num_rollout_chunks=2, num_minibatches=4, minibatch_size=None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ppo_rnd, "rollout", spy_rollout)
-            patch.setattr(ppo_rnd, "optimise", spy_optimise)
+            self.rollouts = watched(patch, ppo_rnd, "rollout", lambda out, *_: out[1:3])
+            self.batches = watched(patch, ppo_rnd, "optimise", lambda _, *given: given[3])
             self.training = Training(ppo_rnd, NOISE, self.args)
             self.states, *_ = self.training.run(2)
             jax.effects_barrier()
@@ -100,12 +86,7 @@ def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_wei
 
 def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monkeypatch):
     """The error of the stub tells which observation of a Counter it is of. At an end it is that before the reset."""
-    learned, rolled, rollout = [], [], ppo_rnd.rollout
-
-    def spy(*given):
-        out = rollout(*given)
-        jax.debug.callback(lambda *x: rolled.append(jax.tree.map(np.asarray, x)), out[1].obs, out[1].novelty)
-        return out
+    learned, rolled = [], watched(monkeypatch, ppo_rnd, "rollout", lambda out, *_: (out[1].obs, out[1].novelty))
 
     def stub(args, rnd, predictor, obs):
         if obs.shape[0] == args.minibatch_size:  # in the loss; a step has fewer
@@ -113,7 +94,6 @@ def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monk
         return 1000.0 * obs[:, 2].astype(jnp.float32) % 65536 + obs[:, 0]
 
     monkeypatch.setattr(ppo_rnd, "prediction_error", stub)
-    monkeypatch.setattr(ppo_rnd, "rollout", spy)
     args = replace(ARGS, num_rollout_chunks=2, update_epochs=1, update_proportion=1.0)
     Training(ppo_rnd, Counter(ends=(2, 3, 4, 5), limit=4), args).run(1)
     jax.effects_barrier()
@@ -129,14 +109,8 @@ def test_the_observation_that_an_action_led_to_is_rewarded_and_learned_from(monk
 @pytest.mark.parametrize("share, rows", [(0.25, 4), (0.0, 1)])
 def test_the_predictor_learns_from_its_share_of_each_minibatch(monkeypatch, share, rows):
     """Other rows in each epoch: minibatches are shuffled."""
-    seen, error = [], ppo_rnd.prediction_error
-
-    def spy(args, rnd, predictor, obs):
-        jax.debug.callback(lambda obs: seen.append(np.asarray(obs)), obs, ordered=True)
-        return error(args, rnd, predictor, obs)
-
     batch, learner, network = inputs()
-    monkeypatch.setattr(ppo_rnd, "prediction_error", spy)
+    seen = watched(monkeypatch, ppo_rnd, "prediction_error", lambda _, *given: given[3])
     optimise(replace(ARGS, update_proportion=share, update_epochs=4), network, learner, batch)
     jax.effects_barrier()
     assert [len(obs) for obs in seen] == [rows] * 4 * 4

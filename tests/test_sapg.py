@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, refusal, same
+from conftest import Counter, Noise, Training, build, differ, on_devices, one_learner, refusal, same, watched
 from jax.sharding import PartitionSpec as P
 from test_ppo import NARROW
 
@@ -105,13 +105,7 @@ def test_a_followers_transitions_are_relabelled_as_the_leaders(follower, clip):
 
 def test_every_row_counts_once_in_an_epoch_whether_relabelled_or_not(monkeypatch):
     """Of an update: 12 * 4 rows, and 16 again as the leader's."""
-    seen, loss = [], sapg.ppo_loss
-
-    def spy(args, policy, params, batch, bonus):
-        jax.debug.callback(lambda *x: seen.append([*map(np.asarray, x)]), batch.obs, batch.relabelled, ordered=True)
-        return loss(args, policy, params, batch, bonus)
-
-    monkeypatch.setattr(sapg, "ppo_loss", spy)
+    seen = watched(monkeypatch, sapg, "ppo_loss", lambda _, *given: (given[3].obs, given[3].relabelled))
     args = replace(ARGS, minibatch_size=24, num_minibatches=None, update_epochs=2)
     _, _, (sample,) = Training(sapg, Noise(Discrete((3,))), args).run(1)
     jax.effects_barrier()

@@ -25,19 +25,10 @@ def test_means_are_numpys_and_pass_no_gradient():
     np.testing.assert_array_equal(grad, [1.0, 1.0])
 
 
-def test_moments_taken_step_by_step_are_those_of_all_observations():
-    """Of bits, on two devices, in two parts."""
-    rng = np.random.default_rng(0)
-    first, second = (rng.uniform(size=(steps, 6, 13)) < 0.3 for steps in (2, 5))
-
-    def both(first, second):
-        stats = statistics.initial_stats((13,))
-        for obs in first, second:
-            stats = statistics.update_stats_by_step(stats, pack(obs))
-        return stats
-
-    found = on_devices(both, 2, (P(None, "device"), P(None, "device")))(first, second)
-    seen = np.concatenate([first, second]).reshape(-1, 13)
+def test_statistics_of_bits_are_those_of_zeros_and_ones():
+    obs = np.random.default_rng(0).uniform(size=(7, 6, 13)) < 0.3
+    update = lambda obs: statistics.update_stats_by_step(statistics.initial_stats((13,)), pack(obs))  # noqa: E731
+    found, seen = on_devices(update, 2, P(None, "device"))(obs), obs.reshape(-1, 13)
     assert found.count == len(seen)
     np.testing.assert_allclose(found.mean, seen.mean(0), atol=1e-6)
     np.testing.assert_allclose(found.var, seen.var(0), atol=1e-6)

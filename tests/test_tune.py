@@ -59,10 +59,8 @@ def test_a_study_begins_with_the_defaults_and_finds_better_flags(capsys):
         assert any(words[i : i + 2] == part for i in range(len(words)))
     said = capsys.readouterr().out
     best = found.best_trial
-    rate = f"{best.params['learning_rate']:.3g}"
-    assert (
-        f"python fake.py --env-id CartPole-v1 --total-timesteps 2000 --update-epochs 2 --learning-rate {rate}" in said
-    )
+    lr = f"{best.params['learning_rate']:.3g}"
+    assert f"python fake.py --env-id CartPole-v1 --total-timesteps 2000 --update-epochs 2 --learning-rate {lr}" in said
     assert "defaults" in said and "# likewise --env-id Pendulum-v1" in said and "seeds 107 to 108" in said
     assert Path("runs/tune/s/slices.png").stat().st_size > 10_000
 
@@ -130,12 +128,10 @@ def test_pruning_stops_a_bad_run_with_sigterm(monkeypatch):
     assert list((folder / "checkpoints").iterdir()) and not plots.finished(folder)
 
 
-@pytest.mark.parametrize(
-    ("rate", "startup", "flags"), [(1e-8, 3, {"pruner": "none"}), (1e-8, 5, {}), (1e-8, 3, {"defaults": True})]
-)
-def test_no_other_run_is_pruned(rate, startup, flags, monkeypatch):
+@pytest.mark.parametrize("startup, flags", [(3, {"pruner": "none"}), (5, {}), (3, {"defaults": True})])
+def test_no_other_run_is_pruned(startup, flags, monkeypatch):
     monkeypatch.setattr(tune, "STARTUP", startup)
-    trial = after_good_trials(rate, "0.8", **flags)
+    trial = after_good_trials(1e-8, "0.8", **flags)
     assert trial.state == TrialState.COMPLETE and bool(trial.intermediate_values) == (flags.get("pruner") != "none")
 
 
@@ -318,9 +314,8 @@ def test_without_optuna_it_says_how_to_install_it():
 def test_ppo_is_tuned_as_a_user_would_start_it():
     words = "--env-id CartPole-v1 --trials 1 --workers 2 --total-timesteps 256 --num-envs 8 --num-eval-episodes 4"
     words += " --hidden-sizes 8 --search num_steps=16,32 minibatch_size=32,64 --study s"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()], capture_output=True, text=True
-    )
+    command = [sys.executable, str(ROOT / "tune.py"), str(ROOT / "ppo.py"), *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "1 trials (1 complete)" in done.stdout and "[1/1] trial" in done.stderr
     for path in Path("runs/tune/s").glob("trial-000?_CartPole-v1"):
