@@ -76,7 +76,7 @@ def learning() -> None:
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
         found, how = of[row.name], []
         if game == "Breakout":
-            alone = of["headline"]
+            alone = of["headline_2048"]
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
             typed = [np.mean(x["sampled"]) for x in read("gpu")["ten_seeds"]["calls"] if x["how"] == "as typed"]
@@ -244,17 +244,8 @@ def long_runs(brief: bool = False) -> None:
         rows.append([named(arm), listed(before[arm][lasting.GAME].values()), listed(ends[arm]), waits, gained])
     head = ["N × K", "final return, runs of 10.5M", "runs of 31.5M", "pass 32 after (million steps)", "gain (score)"]
     table(head, rows)
-    shorter = [run for run in read("arms")["runs"].values() if run["env_id"] == lasting.GAME]
-    passing = {
-        (which, arm): [lasting.passes(run["curve"], lasting.WALL) <= 10.5 for run in runs if run["arm"] == arm]
-        for which, runs in (("longer", [run for of in by_arm.values() for run in of]), ("shorter", shorter))
-        for arm in by_arm
-    }
-    told = {key: f"{sum(x)} of {len(x)}" for key, x in passing.items()}
-    early = [" and ".join(told[which, arm] for arm in by_arm) + f" of the {which}" for which in ("longer", "shorter")]
     text = "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in "
-    text += "the other. The gain is the score in training in the last tenth less that in the tenth before half-way. "
-    text += f"Within 10.5M steps {early[0]} pass 32, {early[1]}."
+    text += "the other. The gain is the score in training in the last tenth less that in the tenth before half-way."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
     judged = (f"{x.what} {signed(x.estimate, x.low, x.high, 2)}, claimed {bound(x)}: {x.outcome}" for x in claims)

@@ -204,7 +204,7 @@ def fresh_gain(brief: bool = False) -> None:
         ratios = [of["half"] / of["required"] for of in eighths]
         times.append(f"{two(min(ratios))} to {two(max(ratios))} times")
         shares.append(f"{two(100 * max((of['fresh'] + of['half']) / of['own'] for of in eighths))} %")
-        for at in (0, 3, 7):
+        for at in (0, 7):
             of = eighths[at]
             gains = {name: two(1e6 * of[name]) for name in ("required", "fresh", "half", "own")}
             row = [f"{study.ARMS[arm][0]:,} × {study.ARMS[arm][1]}", at + 1, f"{of['return']:.0f}", two(of["rise"])]

@@ -177,7 +177,7 @@ def headline() -> Iterator[Row]:
         alone = {"group": "headline", "task": game, "goals": goals, "seeds": 3, "alone": True}
         ours = {"script": "ppo.py", "reference": GAMES[game][0], "source": DISCOGEN} | alone
         if game == "Breakout":  # the default
-            yield Row("headline", flags="", **ours)
+            yield Row("headline_2048", flags="", **ours)
             yield from (Row(f"headline_{n}", flags=f"--num-envs {n}", **ours) for n in (64, 512, 8192))
         else:
             yield Row(f"headline_{game.lower()}", flags=f"--env-id {game}-MinAtar", **ours)
