@@ -38,6 +38,7 @@ ARMS = {  # N, K, and the sizes of minibatches that are searched
 GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")  # searched, and judged by CLAIMS
 THIRD = "Asterix-MinAtar"  # judged later, with the flags that were searched on the others
 PAIRS = (("many", "small"), ("many", "long"), ("small", "long"))  # compared there; the first is claimed as in CLAIMS
+BORROWED = "borrowed"  # an arm there: many with the flags of long
 EARLIER = 4  # seeds of "small" there that recipes.py had made
 SEARCHED = {
     "learning_rate": "5e-4:2e-2:log",
@@ -311,6 +312,8 @@ def main(args: Args) -> None:
         for game in (*GAMES, THIRD)
         if (arm, game) != ("small", THIRD) or seed >= EARLIER
     ]
+    if {"many", "long"} <= {*tuned}:  # added afterwards: is it the flags?
+        cells += [test("many", results.best("long"), THIRD, seed, args, BORROWED) for seed in range(4)]
     if args.list:
         print(*(shlex.join(grid.command(cell, args.runs_dir)) for cell in cells), sep="\n")
         return

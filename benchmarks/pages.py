@@ -164,15 +164,17 @@ def third_game(brief: bool = False) -> None:
     if brief:
         text = f"On {game}, which no search saw (95 %), {claim}{verdict}."
         return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    rows = []
-    for arm, runs in third.items():
+    borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
+    rows, names = [], {arm: named(arm) for arm in third}
+    names |= {study.BORROWED: f"{named('many')} with the flags of {named('long')} (afterwards)"}
+    for arm, runs in (third | {study.BORROWED: borrowed} if borrowed else third).items():
         timed = [run for run in runs if arm != "small" or run["seed"] >= study.EARLIER]
         until = [next((s for _, s, value in run["curve"] if (value or 0) >= 10), np.inf) for run in timed]
         never = sum(map(np.isinf, until))
         shown = "–" if np.isinf(np.median(until)) else f"{np.median(until) / 60:.1f}"
         mean, half = plots.mean_and_ci(np.array([run["return"] for run in runs]))
         minutes = np.median([run["seconds"] for run in timed]) / 60
-        rows.append([named(arm), f"{mean:.1f} ± {half:.1f} ({len(runs)})", f"{minutes:.1f} ({len(timed)})"])
+        rows.append([names[arm], f"{mean:.1f} ± {half:.1f} ({len(runs)})", f"{minutes:.1f} ({len(timed)})"])
         rows[-1].append(shown + f" ({never} never)" * bool(never))
     table(["N × K", game, "minutes (runs)", "minutes until 10 in training"], rows)
     cpu, date = timed[0]["machine"]["cpu"], found["date"][:10]
