@@ -137,11 +137,13 @@ def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
     assert middle == pytest.approx((a - b).mean())
     # 30 degrees of freedom if all six spreads were equal
     assert stats.t.ppf(0.975, 30) * error < (high - low) / 2 < stats.t.ppf(0.975, 15) * error
+    runs |= {f"borrowed{seed}": run("borrowed", arms.THIRD, seed, 0.9) for seed in range(3)}
     known = {"arms": {"runs": runs, "date": "2026-01-02T03"}, "recipes": {"runs": early}}
     monkeypatch.setattr(pages, "read", known.get)
     pages.third_game()
     told = " ".join(capsys.readouterr().out.split())
     assert "**refuted; 64 × 32 ends higher**" in told and "| 5.5 (2) | 5.5 |" in told and "– (6 never) |" in told
+    assert "with the flags of 64 × 2,048 (afterwards) | 15.4 ± 0.0 (3) | 2.0 (3) | 2.0 |" in told
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high():
