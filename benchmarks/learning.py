@@ -372,10 +372,10 @@ was run on both, the CPU's run counts.
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
-[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO was run here. We judge sampled actions, although published
-scores are of the most probable ones, which mostly score higher. "Reached": our mean is at least the reference. "Below,
-within the interval": it is lower, and its interval includes the reference; **below**: it does not. Of games in {braces}
-a command takes one."""
+[PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO, rejax's and PureJaxQL's PQN were run here. We judge sampled
+actions, although published scores are of the most probable ones, which mostly score higher. "Reached": our mean is at
+least the reference. "Below, within the interval": it is lower, and its interval includes the reference; **below**: it
+does not. Of games in {braces} a command takes one."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:

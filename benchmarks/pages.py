@@ -149,7 +149,7 @@ def arms(brief: bool = False) -> None:
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
     print("\n97.5 % intervals. The verdict is that of the first, a bootstrap, about a fifth too narrow with six seeds;")
     print("the others are Welch's.")
-    measured(found)
+    print(f"\n{where([run for run in found['runs'].values() if run['env_id'] in GAMES])}")
 
 
 def third_game(brief: bool = False) -> None:
@@ -161,8 +161,10 @@ def third_game(brief: bool = False) -> None:
     verdict = f"refuted; {named('small')} ends higher" if high < 0 else study.judged(low, high, *CLAIMS[0][3:])
     less = lambda pair, at: f"{named(pair[0])} minus {named(pair[1])}: {signed(*effects_of[pair][at], 2)}"  # noqa: E731
     claim = f"{less(study.PAIRS[0], 0)}. More environments end higher: "
+    low_ones = [arm for arm, runs in third.items() if np.mean([x["return"] for x in runs]) < study.GATE[study.THIRD]]
     if brief:
-        text = f"On {game}, which no search saw (95 %), {claim}{verdict}."
+        text = f"On {game} (95 %), with these flags, {claim}{verdict}. "
+        text += f"The flags of {' and '.join(map(named, low_ones))} did not transfer: both end below the gate."
         return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
     borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
     rows, names = [], {arm: named(arm) for arm in third}
@@ -177,11 +179,16 @@ def third_game(brief: bool = False) -> None:
         rows.append([names[arm], f"{mean:.1f} ± {half:.1f} ({len(runs)})", f"{minutes:.1f} ({len(timed)})"])
         rows[-1].append(shown + f" ({never} never)" * bool(never))
     table(["N × K", game, "minutes (runs)", "minutes until 10 in training"], rows)
-    cpu, date = timed[0]["machine"]["cpu"], found["date"][:10]
-    text = f"Scores, 95 %: {claim}**{verdict}**. Reported: {'; '.join(less(pair, 0) for pair in study.PAIRS[1:])}. "
-    text += f"Means of the three games: {'; '.join(less(pair, 1) for pair in study.PAIRS)}. "
-    text += f"One core each ({cpu}), {date}."
+    text = f"Scores, 95 %: {claim}**{verdict}**. Without a verdict: "
+    text += f"{'; '.join(less(pair, 0) for pair in study.PAIRS[1:])}; means of the three games, which were thought of "
+    text += f"when two were known: {'; '.join(less(pair, 1) for pair in study.PAIRS)}. {where(timed)}"
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def where(runs: Sequence[dict[str, Any]]) -> str:
+    """The machines of runs, and when they were made."""
+    cpus, days = (sorted(found) for found in ({run["machine"]["cpu"] for run in runs}, {run["date"] for run in runs}))
+    return f"One core each ({', '.join(cpus)}), {' to '.join(dict.fromkeys((days[0], days[-1])))}."
 
 
 def named(arm: str) -> str:

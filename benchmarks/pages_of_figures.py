@@ -203,7 +203,8 @@ def fresh_gain(brief: bool = False) -> None:
     for arm, eighths in instrument.over_seeds(found["runs"]).items():
         ratios = [of["half"] / of["required"] for of in eighths]
         times.append(f"{two(min(ratios))} to {two(max(ratios))} times")
-        shares.append(f"{two(100 * max((of['fresh'] + of['half']) / of['own'] for of in eighths))} %")
+        first, *later = (100 * (of["fresh"] + of["half"]) / of["own"] for of in eighths)
+        shares.append(f"{two(first)} % in the first eighth, {two(max(later))} % in any later one")
         for at in (0, 7):
             of = eighths[at]
             gains = {name: two(1e6 * of[name]) for name in ("required", "fresh", "half", "own")}

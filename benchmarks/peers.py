@@ -1,13 +1,13 @@
-"""Trains with another program's own code, unchanged, and evaluates what it has learned with this project's code.
+"""Trains with another program's own code, and evaluates what it has learned with this project's code.
 
     python benchmarks/peers.py --program purejaxrl --env-id Breakout-MinAtar --total-timesteps 10485760 --seed 0
 
-purejaxrl: PureJaxRL's ppo.py with the flags of its notebook for MinAtar. rejax: its PPO with these flags, too; it clips
-gradients by element. purejaxql: PureJaxQL's pqn_minatar.py with its settings for MinAtar. They run with gymnax 0.0.9
-and our JAX in the virtual environment that compare.py makes; two rules of SpaceInvaders are those of gymnax 1.0.1. The
-scripts come from GitHub on first use, and are kept in ~/.cache. A run is a folder, as our scripts make it:
-metrics.jsonl (returns in training), params.npz (the learned parameters) and summary.json. The policy then plays gymnax
-1.0.1, as our evaluations do: all policies are judged by the same code on the same environment.
+purejaxrl: PureJaxRL's ppo.py with the flags of its notebook for MinAtar. rejax: its PPO with these flags, as far as it
+has them. purejaxql: PureJaxQL's pqn_minatar.py with its settings for MinAtar. They run with gymnax 0.0.9 and our JAX in
+the virtual environment that compare.py makes; two rules of SpaceInvaders are those of gymnax 1.0.1. The scripts come
+from GitHub on first use, and are kept in ~/.cache. A run is a folder, as our scripts make it: metrics.jsonl (returns in
+training), params.npz (the learned parameters) and summary.json. The policy then plays gymnax 1.0.1, as our evaluations
+do: all policies are judged by the same code on the same environment.
 """
 
 import importlib.util
@@ -93,13 +93,25 @@ def load_purejaxrl(spec: dict[str, Any]) -> tuple[Callable, Callable]:
 
 def load_rejax(spec: dict[str, Any]) -> tuple[Callable, Callable]:
     import gymnax
+    import jax.numpy as jnp
     import optax
     from gymnax.wrappers.purerl import LogWrapper
     from rejax import PPO
 
     class Log(LogWrapper):
+        """Its state also has the sum and the count of all returns so far."""
+
         def __deepcopy__(self, _: Any) -> Any:
             return self  # rejax copies its arguments, in which gymnax's wrapper would never end
+
+        def reset(self, key: Any, params: Any = None) -> tuple:
+            obs, log = super().reset(key, params)
+            return obs, (log, jnp.float32(0), jnp.int32(0))
+
+        def step(self, key: Any, state: Any, action: Any, params: Any = None) -> tuple:
+            log, total, count = state
+            obs, log, reward, done, info = super().step(key, log, action, params)
+            return obs, (log, total + done * log.returned_episode_returns, count + done), reward, done, info
 
     env, env_params = gymnax.make(spec["env_id"])
     same = ("num_envs", "num_steps", "num_minibatches", "gamma", "gae_lambda", "clip_eps", "ent_coef", "vf_coef")
@@ -118,12 +130,12 @@ def load_rejax(spec: dict[str, Any]) -> tuple[Callable, Callable]:
         skip_initial_evaluation=True,
         **{name: NOTEBOOK[name.upper()] for name in (*same, "max_grad_norm")},
     )
-    # In place of an evaluation, which would take time: each environment's last return.
-    algorithm = algorithm.replace(eval_callback=lambda _, state, __: state.env_state.returned_episode_returns.mean())
+    # In place of an evaluation, which would take time.
+    algorithm = algorithm.replace(eval_callback=lambda _, state, __: [x.sum() for x in state.env_state[1:]])
 
     def found(out: tuple) -> tuple:
-        state, returns = out
-        return state.actor_ts.params["params"], returns, (returns != 0).astype(int)
+        state, so_far = out
+        return state.actor_ts.params["params"], *(jnp.diff(x, prepend=0) for x in so_far)
 
     return algorithm.train, found
 

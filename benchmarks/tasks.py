@@ -37,8 +37,9 @@ GROUPS = {  # what the page says of each
         "the table has the longest (about 4 s where JAX's cache has our program). Compare runs on one CPU. The other "
         "programs train in one call, so their seconds are taken to pass evenly. Medians of so few seeds are mostly "
         "luck where the flags are the same; the minutes of the whole run say more. rejax has PureJaxRL's flags, too, "
-        "but clips gradients by element, and its return in training is each environment's last. PureJaxQL has its own "
-        "settings for MinAtar, which `pqn.py` has by default, but for a second hidden layer.",
+        "but clips gradients by element, with Adam's epsilon 1e-8 and flax's initialisation. PureJaxQL has its own "
+        "settings for MinAtar, which `pqn.py` has by default, but for [a few "
+        "things](pqn.md#deviations-from-the-authors-code).",
     ),
     "same_flags": (
         "The same flags as PureJaxRL",

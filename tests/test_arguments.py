@@ -193,6 +193,7 @@ def test_runs_of_older_versions_may_say_whether_environments_were_listed():
     ("--resume OTHER", ["--resume", "other", "sac.py", "ppo.py"]),
     ("--init-from OTHER", ["--init-from", "other: learner/params/params/actor/bias is missing there"]),
     ("--init-from NORMS", ["norms: was trained with --norm-value True, --norm-obs True, which cannot change"]),
+    ("--run-name other", ["--run-name other", "exists already"]),
 ])  # fmt: skip
 def test_bad_input_is_answered_in_one_line_before_anything_compiles(capsys, tmp_path, nothing_compiles, flags, said):
     norms = {"norm_obs": True, "norm_value": True}

@@ -32,7 +32,7 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
             value = 10.0 + given.seed
             found = {"updates": cell.num_updates, "wall_s": 9.6, "eval/episodic_return": {"mean": value}}
             (folder / cell.name / "summary.json").write_text(json.dumps(found))
-            made = {"args": dict(cell.flags), "machine": {"cpu": "X"}}
+            made = {"args": dict(cell.flags), "machine": {"cpu": "X"}, "started": "2026-01-02T03"}
             (folder / cell.name / "args.json").write_text(json.dumps(made))
             line = {"update": 1, "global_step": 2048, "time": 5.0, "charts/SPS": 1024, "charts/episodic_return": value}
             (folder / cell.name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -112,22 +112,17 @@ def test_a_claim_about_slow_runs_is_judged_by_pairs_of_branches_of_one_parent():
 
 def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
     """Of one game it is Welch's interval; of three that of a sum of independent means."""
-    rng, level = np.random.default_rng(1), {"many": 1.0, "small": 1.5, "long": 1.0}
-    games = (*arms.GAMES, arms.THIRD)
-    scores = {arm: rng.normal(level[arm], 0.1, (6, 3)) for arm in arms.ARMS}
+    rng, games = np.random.default_rng(1), (*arms.GAMES, arms.THIRD)
+    scores = {arm: rng.normal(level, 0.1, (6, 3)) for arm, level in zip(arms.ARMS, (1.5, 1.0, 1.0), strict=True)}
     run = lambda arm, game, seed, score: {  # noqa: E731
-        "arm": arm, "env_id": game, "seed": seed, "seconds": 60 * (seed + 1), "machine": {"cpu": "X"},
+        "arm": arm, "env_id": game, "seed": seed, "seconds": 60 * (seed + 1), "machine": {"cpu": "X"}, "date": "today",
         "return": REFERENCES[game][0] + (REFERENCES[game][1] - REFERENCES[game][0]) * score,
         "curve": [[1, 30, None], [2, 60, 9.0], [3, 60 * (seed + 1), 10.0 if arm != "long" else 9.0]],
     }  # fmt: skip
-    runs = {
-        f"{arm}{game}{seed}": run(arm, game, seed, scores[arm][seed, at])
-        for arm in arms.ARMS
-        for at, game in enumerate(games)
-        for seed in range(6)
-    }
-    early = {name: runs.pop(name) for name in [*runs] if name.startswith("smallAst") and int(name[-1]) < arms.EARLIER}
-    third = arms.on_third(runs, early | {"other": early["smallAsterix-MinAtar0"] | {"arm": "root", "return": 99.0}})
+    cells = [(arm, at, seed) for arm in arms.ARMS for at in range(3) for seed in range(6)]
+    runs = {f"{arm}{at}{seed}": run(arm, games[at], seed, scores[arm][seed, at]) for arm, at, seed in cells}
+    early = {f"small2{seed}": runs.pop(f"small2{seed}") for seed in range(arms.EARLIER)}
+    third = arms.on_third(runs, early | {"other": early["small20"] | {"arm": "root", "return": 99.0}})
     found = arms.third_effects({"runs": runs}, third)
     a, b = scores["many"], scores["small"]
     welch = stats.ttest_ind(a[:, 2], b[:, 2], equal_var=False).confidence_interval(0.95)
@@ -138,12 +133,13 @@ def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
     # 30 degrees of freedom if all six spreads were equal
     assert stats.t.ppf(0.975, 30) * error < (high - low) / 2 < stats.t.ppf(0.975, 15) * error
     runs |= {f"borrowed{seed}": run("borrowed", arms.THIRD, seed, 0.9) for seed in range(3)}
-    known = {"arms": {"runs": runs, "date": "2026-01-02T03"}, "recipes": {"runs": early}}
-    monkeypatch.setattr(pages, "read", known.get)
+    monkeypatch.setattr(pages, "read", {"arms": {"runs": runs}, "recipes": {"runs": early}}.get)
     pages.third_game()
     told = " ".join(capsys.readouterr().out.split())
     assert "**refuted; 64 × 32 ends higher**" in told and "| 5.5 (2) | 5.5 |" in told and "– (6 never) |" in told
     assert "with the flags of 64 × 2,048 (afterwards) | 15.4 ± 0.0 (3) | 2.0 (3) | 2.0 |" in told
+    pages.third_game(brief=True)
+    assert "of 4,096 × 32 and 64 × 2,048 did not" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high():

@@ -89,29 +89,51 @@ def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
     assert {name: theirs[name.upper()] for name in same if name.upper() in theirs}.items() <= same.items()
 
 
+class CNN(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.LayerNorm()(nn.Conv(16, (3, 3), padding="VALID")(x)))
+        return nn.relu(nn.LayerNorm()(nn.Dense(128)(x.reshape(len(x), -1))))
+
+
+class MLP(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Dense(64)(nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))))
+
+
 class Theirs(nn.Module):
-    """PureJaxQL's layers under its names, as flax makes them."""
+    """A peer's layers with its names. -> logits or Q."""
+
+    program: str
 
     @nn.compact
     def __call__(self, x):
-        def cnn(module, x):
-            x = nn.relu(nn.LayerNorm()(nn.Conv(16, (3, 3), padding="VALID")(x)))
-            return nn.relu(nn.LayerNorm()(nn.Dense(128)(x.reshape(len(x), -1))))
+        if self.program == "purejaxql":
+            return nn.Dense(3)(CNN(name="CNN_0")(x / 255))
+        if self.program == "rejax":
+            return nn.Dense(3, name="action_logits")(MLP(name="features")(x))
+        for size in (64, 64):
+            x = nn.relu(nn.Dense(size)(x.reshape(len(x), -1)))
+        return nn.Dense(3)(x)
 
-        return nn.Dense(3)(type("CNN", (nn.Module,), {"__call__": nn.compact(cnn)})()(x / 255))
 
-
-def test_a_peers_policy_is_played_with_its_own_network(tmp_path):
+@pytest.mark.parametrize("program", peers.NAMES)
+def test_a_peers_policy_is_played_with_its_own_network(tmp_path, program):
     draw, obs = np.random.default_rng(0), 255 * jax.random.uniform(jax.random.key(1), (64, 10, 10, 4))
-    params = Theirs().init(jax.random.key(0), obs)["params"]
-    params = jax.tree.map(lambda x: x + draw.normal(scale=0.1, size=x.shape), params)
-    arrays = {"/".join(k.key for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    np.savez(tmp_path / "params.npz", **arrays)
-    _, policy = peers.make_policy(tmp_path, "Breakout-MinAtar", "purejaxql")
-    best = np.argmax(Theirs().apply({"params": params}, obs), axis=-1)
+    net = Theirs(program)
+    params = jax.tree.map(lambda x: x + draw.normal(scale=0.1, size=x.shape), net.init(jax.random.key(0), obs))
+    paths = jax.tree_util.tree_leaves_with_path(params["params"])
+    np.savez(tmp_path / "params.npz", **{"/".join(k.key for k in path): x for path, x in paths})
+    _, policy = peers.make_policy(tmp_path, "Breakout-MinAtar", program)
+    wanted, found = net.apply(params, obs), policy(None, obs)
+    best = np.argmax(wanted, axis=-1)
     assert len(set(best.tolist())) > 1
-    for seed in range(3):  # whatever is drawn is the best
-        np.testing.assert_array_equal(policy(None, obs).sample(jax.random.key(seed))[..., 0], best)
+    np.testing.assert_array_equal(found.mode()[..., 0], best)
+    if program == "purejaxql":  # whatever is drawn is the best
+        np.testing.assert_array_equal(found.sample(jax.random.key(0))[..., 0], best)
+    else:
+        np.testing.assert_allclose(found.logits, wanted, rtol=1e-4, atol=1e-2)
 
 
 def test_runs_are_made_once_and_stored_with_both_evaluations(stub):
