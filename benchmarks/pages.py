@@ -164,7 +164,8 @@ def third_game(brief: bool = False) -> None:
     low_ones = [arm for arm, runs in third.items() if np.mean([x["return"] for x in runs]) < study.GATE[study.THIRD]]
     if brief:
         text = f"On {game} (95 %), with these flags, {claim}{verdict}. "
-        text += f"The flags of {' and '.join(map(named, low_ones))} did not transfer: both end below the gate."
+        if low_ones:
+            text += f"The flags of {' and '.join(map(named, low_ones))} did not transfer: below the gate."
         return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
     borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
     rows, names = [], {arm: named(arm) for arm in third}

@@ -111,14 +111,10 @@ class Theirs(nn.Module):
     def __call__(self, x):
         if self.program == "purejaxql":
             return nn.Dense(3)(CNN(name="CNN_0")(x / 255))
-        if self.program == "rejax":
-            return nn.Dense(3, name="action_logits")(MLP(name="features")(x))
-        for size in (64, 64):
-            x = nn.relu(nn.Dense(size)(x.reshape(len(x), -1)))
-        return nn.Dense(3)(x)
+        return nn.Dense(3, name="action_logits")(MLP(name="features")(x))
 
 
-@pytest.mark.parametrize("program", peers.NAMES)
+@pytest.mark.parametrize("program", ["rejax", "purejaxql"])
 def test_a_peers_policy_is_played_with_its_own_network(tmp_path, program):
     draw, obs = np.random.default_rng(0), 255 * jax.random.uniform(jax.random.key(1), (64, 10, 10, 4))
     net = Theirs(program)

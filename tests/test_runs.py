@@ -151,9 +151,6 @@ def record_of(path, **changed):
     return record
 
 
-# The folder and the arguments
-
-
 def test_folder_holds_what_is_needed_to_repeat_the_run(args):
     path, _ = train(args)
     record = record_of(path)
@@ -203,9 +200,6 @@ def test_usage_errors_of_resume(args, tmp_path):
     refused("there is no checkpoint", resume=str(path))
     (path / "args.json").write_text('{"args"')
     refused("not the folder of a run", resume=str(path))
-
-
-# Signals
 
 
 @pytest.mark.parametrize("signals", ["TERM", "INT", "HUP HUP", "TERM HUP"])
@@ -315,9 +309,6 @@ def test_a_letter_that_a_streams_encoding_lacks_is_escaped():
     assert done.stdout == done.stderr == "\\u03b7 0.5\n" * 100
 
 
-# Resuming
-
-
 def test_resumed_run_equals_a_straight_one(args, capsys):
     straight, state = train(args)
     broken, _ = train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)
@@ -393,9 +384,6 @@ def test_a_branch_begins_where_its_parent_was(args):
     assert (record_of(parent)["steps_before"], child._record["steps_before"]) == (0, 200)
     checkpoints.save(child.checkpoints, 1, initial_state())
     assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__)._record["steps_before"] == 210
-
-
-# What fails
 
 
 def test_an_interrupt_is_one_line_wherever_it_hits(capsys, monkeypatch):
@@ -516,9 +504,6 @@ def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
     alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
     with pytest.raises(RuntimeError, match="out of memory"), alone:
         alone.evaluate_if_due(2, Player(fail), None)
-
-
-# Metrics
 
 
 class Slow:
