@@ -366,9 +366,9 @@ Returns of trained policies, not of training: 128 episodes at the end of each ru
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
-the row were one process with `--num-seeds`, and eight such shared an H100. There, in TF32,
-[Breakout ended lower than on CPUs](scaling.md#on-a-gpu); on two other games five seeds show no difference. Where a seed
-was run on both, the CPU's run counts.
+the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout [luck
+matters](scaling.md#on-a-gpu) more than the machine; on two other games five seeds show no difference. Where a seed was
+run on both, the CPU's run counts.
 
 References are other people's numbers, with their own protocols, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
@@ -433,7 +433,8 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         returns = np.array([np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in curves])
         middle, width = plots.mean_and_ci(returns.T)
         left.plot(steps / 1e6, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
-        left.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
+        if len(curves) >= plots.FEW:
+            left.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         cpus = ", ".join(sorted({run["machine"]["cpu"] for run in alone})).replace("(R)", "").replace(" Processor", "")
         for run in alone:
             _, seconds, values = np.array(run["curve"], np.float64).T
@@ -443,7 +444,7 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
         for each in axis:
             each.set(xlabel=label, ylim=(0, None))
-    told = "Left: mean over seeds and 95 % t-interval. Right: each seed that ran alone, without imports and compiling."
+    told = "Left: mean over seeds; from five on, 95 % t-interval. Right: each seed that ran alone, without compiling."
     report.save_figure(figure, path, told)
 
 

@@ -79,9 +79,9 @@ def learning() -> None:
             alone = of["headline_2048"]
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
             how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
-            typed = [np.mean(x["sampled"]) for x in read("gpu")["ten_seeds"]["calls"] if x["how"] == "as typed"]
-            ends = " and ".join(f"{x:.0f}" for x in typed)
-            how.append(f"[on an H100](docs/scaling.md#on-a-gpu) {ends}, each of ten seeds")
+            ends = [f"{brand.split()[0]} {np.mean(x):.0f}" for brand, x in by_brand("Breakout").items()]
+            ends += [f"H100 {np.mean(x['sampled']):.0f}" for x in read("gpu")["ten_seeds"]["calls"]]
+            how.append(f"[luck matters](docs/scaling.md#on-a-gpu): ten seeds each ended at {', '.join(ends)}")
         if on_gpu := sum("together" in run for run in found):
             how.append(f"{on_gpu} of them on an H100")
         mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
@@ -92,6 +92,13 @@ def learning() -> None:
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         said += f", {greedy:.0f} with most probable actions ({theirs})"
         print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
+
+
+def by_brand(game: str) -> dict[str, np.ndarray]:
+    """{CPU: returns of the defaults there}."""
+    runs = [run for run in learned()[f"{game.lower()}_ppo_2048"] if "together" not in run]
+    brands = sorted({run["machine"]["cpu"] for run in runs})
+    return {brand: np.array([run["sampled"] for run in runs if run["machine"]["cpu"] == brand]) for brand in brands}
 
 
 def by_number() -> None:
@@ -323,9 +330,7 @@ def gpu(brief: bool = False) -> None:
     rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
-    on_cpu = lambda game: np.array(  # noqa: E731
-        [run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"] if "together" not in run]
-    )
+    on_cpu = lambda game: np.concatenate([*by_brand(game).values()])  # noqa: E731
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
     cpu, typed = on_cpu("Breakout"), []
@@ -341,9 +346,10 @@ def gpu(brief: bool = False) -> None:
         worst = f"{min(call['sampled']):.0f}"
         row = [f"H100, {'as typed' if call['how'] == 'as typed' else 'full float32'}, {call['date']}"]
         rows.append([*row, said(call["sampled"]), worst, welch(call["sampled"], cpu), speed, seconds])
-    rows.append(["CPUs, a process for each seed", said(cpu), f"{cpu.min():.0f}", "", "", ""])
+    for brand, ended in by_brand("Breakout").items():
+        rows.append([f"{brand}, a process for each seed", said(ended), f"{ended.min():.0f}", "", "", ""])
     less = "less the CPUs' (Welch, 95 %)"
-    table(["Breakout, seeds 0 to 9", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
+    table(["Breakout, ten seeds each", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
     print(f"\nBoth calls as typed, the mean of each seed, less the CPUs': {welch(np.mean(typed, 0), cpu)}.", end=" ")
     again = (f"{game} {welch(x, on_cpu(game))}" for game, x in found["repeated"].items())
     print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")

@@ -39,7 +39,7 @@ GROUPS = {  # what the page says of each
         "luck where the flags are the same; the minutes of the whole run say more. rejax has PureJaxRL's flags, too, "
         "but clips gradients by element, with Adam's epsilon 1e-8 and flax's initialisation. PureJaxQL has its own "
         "settings for MinAtar, which `pqn.py` has by default, but for [a few "
-        "things](pqn.md#deviations-from-the-authors-code).",
+        "things](pqn.md#deviations-from-the-authors-code); in training 5 % of its actions are random.",
     ),
     "same_flags": (
         "The same flags as PureJaxRL",
