@@ -99,7 +99,8 @@ class CNN(nn.Module):
 class MLP(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.relu(nn.Dense(64)(nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))))
+        x = nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))
+        return nn.relu(nn.Dense(64)(x))
 
 
 class Theirs(nn.Module):
