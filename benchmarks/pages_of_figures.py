@@ -25,27 +25,19 @@ from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
 
-def paper_a(brief: bool = False) -> None:
-    """The figures of paper A on Pendulum that were run: claims and verdicts. brief: only verdicts."""
+def paper_a() -> None:
+    """The figures of paper A on Pendulum that were run: verdicts."""
     drawn = {}
     for name, figure in figures.FIGURES.items():
         if figure.presets.get("laptop") is source.PENDULUM and (ROOT / "results" / f"fig_{name}.json").exists():
             drawn[name] = read(f"fig_{name}")
-    claims: dict[tuple[str, str], list[str]] = {}
-    for name, found in drawn.items():
-        claims.setdefault((found["claim"], found["verdict"]), []).append(name)
-    if not brief:
-        rows = [[", ".join(names), claim, f"**{verdict}**"] for (claim, verdict), names in claims.items()]
-        return table(["figure", "the paper's claim", ""], rows)
     runs = [run for found in drawn.values() for run in found["runs"].values()]
     seeds = " or ".join(map(str, sorted({len(run["final"]) for run in runs})))
     machines = ", ".join(sorted({run["machine"]["cpu"] for run in runs}))
     said = lambda verdict: ", ".join(name for name, found in drawn.items() if found["verdict"] == verdict)  # noqa: E731
-    text = (
-        f"[Claims](figures.md#the-figures) that hold: figures {said('holds')}; that does not: {said('does not hold')}; "
-    )
-    text += f"open: {said('open')}. {seeds} seeds; one core ({machines}), {drawn['1a']['drawn']}."
-    print(textwrap.fill(text, 118, break_on_hyphens=False))
+    text = f"Claims (`python figures.py --list` has them) that hold: figures {said('holds')}; that does not: "
+    text += f"{said('does not hold')}; open: {said('open')}. {seeds} seeds; one core ({machines}), "
+    print(textwrap.fill(f"{text}{drawn['1a']['drawn']}.", 118, break_on_hyphens=False))
 
 
 def paper_b() -> None:
