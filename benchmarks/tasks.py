@@ -44,9 +44,8 @@ GROUPS = {  # what the page says of each
     "same_flags": (
         "The same flags as PureJaxRL",
         "PureJaxRL's own `ppo.py` and ours, with all flags of its notebook for MinAtar. Both programs' policies are "
-        "evaluated by our code in gymnax 1.0.1. PureJaxRL trains in gymnax 0.0.9, where a time limit counts as an end. "
-        "There SpaceInvaders begins with 28 aliens in place of 24 and looks for a hit where the player was before the "
-        "step; PureJaxRL trains here with both as in 1.0.1. Breakout is the same in both.",
+        "evaluated by our code in gymnax 1.0.1. PureJaxRL trains in gymnax 0.0.9, where a time limit counts as an end, "
+        "but with the two rules of SpaceInvaders that 1.0.1 has mended.",
     ),
     "minatar": (
         "MinAtar",
