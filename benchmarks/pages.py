@@ -169,13 +169,17 @@ def third_game(brief: bool = False) -> None:
     verdict = f"refuted; {named('small')} ends higher" if high < 0 else study.judged(low, high, *CLAIMS[0][3:])
     less = lambda pair, at: f"{named(pair[0])} minus {named(pair[1])}: {signed(*effects_of[pair][at], 2)}"  # noqa: E731
     claim = f"{less(study.PAIRS[0], 0)}. More environments end higher: "
-    low_ones = [arm for arm, runs in third.items() if np.mean([x["return"] for x in runs]) < study.GATE[study.THIRD]]
+    ends = {arm: [run["return"] for run in runs] for arm, runs in third.items()}
+    low_ones = [arm for arm, values in ends.items() if np.mean(values) < study.GATE[study.THIRD]]
+    borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
+    lent = [run["return"] for run in borrowed]
     if brief:
         text = f"On {game} (95 %), with these flags, {claim}{verdict}. "
         if low_ones:
-            text += f"The flags of {' and '.join(map(named, low_ones))} did not transfer: below the gate."
+            text += f"But flags of {len(GAMES)} games did not transfer: {named('small')} end at "
+            text += f"{np.mean(ends['small']):.0f}, {named('many')} at {np.mean(ends['many']):.0f}"
+            text += f", and with the defaults' flags at {np.mean(lent):.0f} (afterwards)." if lent else "."
         return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
     rows, names = [], {arm: named(arm) for arm in third}
     names |= {study.BORROWED: f"{named('many')} with the flags of {named('long')} (afterwards)"}
     for arm, runs in (third | {study.BORROWED: borrowed} if borrowed else third).items():
