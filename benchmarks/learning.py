@@ -370,7 +370,7 @@ the row were one process with `--num-seeds`, and eight such shared an H100. On B
 matters](scaling.md#on-a-gpu) more than the machine; on two other games five seeds show no difference. Where a seed was
 run on both, the CPU's run counts.
 
-References are other people's numbers, with their own protocols, unless a script is named:
+References are other people's numbers, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
 [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO, rejax's and PureJaxQL's PQN were run here. We judge sampled
 actions, although published scores are of the most probable ones, which mostly score higher. "Reached": our mean is at
@@ -405,7 +405,8 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
             f"{len(missing)} of {len(TABLE)} rows are not run yet; `python benchmarks/learning.py --list` names them."
         )
     made = "`python benchmarks/learning.py` makes what is missing, and this page from `results/learning.json`."
-    return "\n\n".join([*parts, made]) + "\n"
+    first, *rest = ("\n\n".join([*parts, made]) + "\n").split(same := f'SAME="{SAME}"\n')
+    return first + same * bool(rest) + "# $SAME is above\n".join(rest)
 
 
 def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:

@@ -336,14 +336,13 @@ def gpu(brief: bool = False) -> None:
     on_cpu = lambda game: np.concatenate([*by_brand(game).values()])  # noqa: E731
     said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
-    cpu, typed = on_cpu("Breakout"), []
+    cpu = on_cpu("Breakout")
 
     def welch(x: Sequence[float], y: np.ndarray) -> str:
         effect = effects.difference("", np.array(x), y)
         return signed(effect.estimate, effect.low, effect.high)
 
     for call in ten["calls"]:
-        typed += [call["sampled"]] * (call["how"] == "as typed")
         speed = f"{call['steps_per_second'] / 1e6:.1f}M" if "steps_per_second" in call else "–"
         seconds = f"{call['seconds']:.0f}" if "seconds" in call else "–"
         worst = f"{min(call['sampled']):.0f}"
@@ -353,9 +352,8 @@ def gpu(brief: bool = False) -> None:
         rows.append([f"{brand}, a process for each seed", said(ended), f"{ended.min():.0f}", "", "", ""])
     less = "less the CPUs' (Welch, 95 %)"
     table(["Breakout, ten seeds each", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
-    print(f"\nBoth calls as typed, the mean of each seed, less the CPUs': {welch(np.mean(typed, 0), cpu)}.", end=" ")
     again = (f"{game} {welch(x, on_cpu(game))}" for game, x in found["repeated"].items())
-    print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
+    print(f"\nFive seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
     print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
     print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
 
