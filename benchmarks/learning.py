@@ -366,8 +366,8 @@ Returns of trained policies, not of training: 128 episodes at the end of each ru
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
-the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout [luck
-matters](scaling.md#on-a-gpu) more than the machine; on two other games five seeds show no difference. Where a seed was
+the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout [seeds
+vary](scaling.md#on-a-gpu), machines perhaps; on two other games five seeds show no difference. Where a seed was
 run on both, the CPU's run counts.
 
 References are other people's numbers, unless a script is named:

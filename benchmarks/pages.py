@@ -78,7 +78,10 @@ def learning() -> None:
         if game == "Breakout":
             alone = of["headline_2048"]
             minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
-            how.append(f"{minutes:.1f} minutes on two cores of an {cpu}")
+            typed = ", ".join(f"{run['sampled']:.0f}" for run in alone)
+            how.append(
+                f"{minutes:.1f} minutes on two cores ({cpu.partition('(')[0]}; {len(alone)} runs there: {typed})"
+            )
             ends = [f"{np.mean(x):.0f} ({brand.split()[0]})" for brand, x in by_brand("Breakout").items()]
             on_gpu = (f"{np.mean(x['sampled']):.0f}" for x in read("gpu")["ten_seeds"]["calls"])
             ends = ", ".join([*ends, *on_gpu]).replace("(R)", "")
@@ -175,10 +178,10 @@ def third_game(brief: bool = False) -> None:
     lent = [run["return"] for run in borrowed]
     if brief:
         text = f"On {game} (95 %), with these flags, {claim}{verdict}. "
-        if low_ones:
-            text += f"But flags of {len(GAMES)} games did not transfer: {named('small')} end at "
-            text += f"{np.mean(ends['small']):.0f}, {named('many')} at {np.mean(ends['many']):.0f}"
-            text += f", and with the defaults' flags at {np.mean(lent):.0f} (afterwards)." if lent else "."
+        if "many" in low_ones:
+            text += f"But its flags did not transfer: {named('small')} end at {np.mean(ends['small']):.0f}, "
+            text += f"{named('many')} at {np.mean(ends['many']):.0f}"
+            text += f", with the defaults' flags at {np.mean(lent):.0f} (afterwards)." if lent else "."
         return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
     rows, names = [], {arm: named(arm) for arm in third}
     names |= {study.BORROWED: f"{named('many')} with the flags of {named('long')} (afterwards)"}

@@ -204,17 +204,18 @@ def fresh_gain(brief: bool = False) -> None:
             row += [gains["required"], f"{gains['fresh']} ± {gains['half']}", gains["own"]]
             rows.append([*row, *(two(of[name] / 1e6) for name in ("transitions", "would_tell"))])
     if brief:
-        text = "[Is it the noise?](docs/report.md#what-fresh-gains-can-tell) Of what an update from 64 environments "
-        text += (
-            f"gains on its own transitions at most {shares[0]} is there on fresh ones, in any eighth of these longer "
-        )
-        text += "runs, and yet most of them rise."
+        small = instrument.over_seeds(found["runs"])["small"]
+        there = two(100 * max((of["fresh"] + of["half"]) / of["own"] for of in small))
+        needed = two(100 * max(of["required"] / of["own"] for of in small))
+        text = "[Is it the noise?](docs/report.md#what-fresh-gains-can-tell) Open: with 64 environments at most "
+        text += f"{there} % of an update's gain on its own transitions is there on fresh ones, but {needed} % suffices "
+        text += "for the rise of the return, which fresh gains cannot tell from a standstill."
         return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
     table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)
     text = f"± is half the 95 % interval, from the spread over updates. It is {times[0]} what is required with 64 "
     text += f"environments, {times[1]} with 4,096; of an update's own gain at most {' and '.join(shares)} can be there "
-    text += "on fresh transitions, in any eighth. Second half, 64 environments, seed by seed (10⁶): "
+    text += "on fresh transitions. Second half, 64 environments, seed by seed (10⁶): "
     halves = []
     for run in sorted((run for run in found["runs"].values() if run["arm"] == "small"), key=lambda run: run["seed"]):
         late = run["parts"][len(run["parts"]) // 2 :]
