@@ -189,14 +189,14 @@ def recipes(brief: bool = False) -> None:
 
 
 def fresh_gain(brief: bool = False) -> None:
-    """What the log's fresh gains could tell of runs that rise. brief: only how much of an update is noise."""
+    """What the log's fresh gains could tell of runs that rise. brief: only what they could not."""
     found, rows = read("fresh_gain"), []
     two, times, shares = lambda x: f"{float(f'{x:.2g}'):,.10g}".replace("-", "−"), [], []
     for arm, eighths in instrument.over_seeds(found["runs"]).items():
         ratios = [of["half"] / of["required"] for of in eighths]
         times.append(f"{two(min(ratios))} to {two(max(ratios))} times")
         first, *later = (100 * (of["fresh"] + of["half"]) / of["own"] for of in eighths)
-        shares.append(f"{two(first)} % in the first eighth, {two(max(later))} % in any later one")
+        shares.append(f"{two(first)} % in the first eighth and {two(max(later))} % later")
         for at in (0, 7):
             of = eighths[at]
             gains = {name: two(1e6 * of[name]) for name in ("required", "fresh", "half", "own")}
@@ -214,8 +214,8 @@ def fresh_gain(brief: bool = False) -> None:
     head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
     table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)
     text = f"± is half the 95 % interval, from the spread over updates. It is {times[0]} what is required with 64 "
-    text += f"environments, {times[1]} with 4,096; of an update's own gain at most {' and '.join(shares)} can be there "
-    text += "on fresh transitions. Second half, 64 environments, seed by seed (10⁶): "
+    text += f"environments, {times[1]} with 4,096. Of an update's own gain there can be on fresh transitions, with 64 "
+    text += f"environments, at most {shares[0]}, with 4,096 {shares[1]}. Second half, 64, seed by seed (10⁶): "
     halves = []
     for run in sorted((run for run in found["runs"].values() if run["arm"] == "small"), key=lambda run: run["seed"]):
         late = run["parts"][len(run["parts"]) // 2 :]
