@@ -12,7 +12,8 @@ pytest.importorskip("optuna")
 
 # isort: split
 import ppo
-from benchmarks import arms, fresh_gain, long_runs, pages, pages_of_figures, plateaus, recipes
+from benchmarks import arms, fresh_gain, long_runs, pages, pages_of_figures, plateaus, recipes, third_game
+from experiments import effects
 from experiments.references import REFERENCES
 
 pytestmark = pytest.mark.optional
@@ -141,6 +142,47 @@ def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
     pages.third_game(brief=True)
     told = " ".join(capsys.readouterr().out.split())
     assert "64 × 32 end at 26, 4,096 × 32 at 17, with the defaults' flags at 15 (afterwards)." in told
+
+
+def test_each_number_of_environments_has_the_same_sets_of_flags_but_for_minibatches():
+    sets = {number: third_game.flag_sets(number) for number in third_game.NUMBERS}
+    sizes = {number: sorted(of) for number, (*_, of) in third_game.NUMBERS.items()}
+    for alike in zip(*sets.values(), strict=True):
+        assert len({tuple(sorted((k, v) for k, v in flags.items() if k != "minibatch_size")) for flags in alike}) == 1
+    for alike in [*zip(*sets.values(), strict=True)][3:]:
+        assert len({sizes[n].index(flags["minibatch_size"]) for n, flags in zip(sizes, alike, strict=True)}) == 1
+    rates = np.log([flags["learning_rate"] / 5e-4 for flags in sets["many"][3:]]) / np.log(40)
+    assert sorted((9 * rates).astype(int)) == [*range(9)]  # a Latin square
+    cells = [third_game.make(number, index, 100) for number in sets for index in range(12)]
+    assert {cell.num_updates * dict(cell.flags)["num_envs"] * 32 for cell in cells} == {10_485_760}
+    assert len({cell.name for cell in cells}) == 36
+
+
+def test_the_better_of_the_two_best_sets_of_one_seed_is_judged_on_others():
+    value = {(index, 100): float(index % 7) for index in range(12)} | {(6, 101): 1.0, (5, 101): 3.0}  # 7 < 8
+    runs, order = {}, []
+    while cells := third_game.next_cells(runs, "small"):
+        order.append(sorted((dict(cell.flags)["seed"], int(cell.name.split("_")[2][4:])) for cell in cells))
+        for cell in cells:
+            seed, index = dict(cell.flags)["seed"], int(cell.name.split("_")[2][4:])
+            runs[cell.name] = {"arm": "small", "set": index, "seed": seed, "return": value.get((index, seed), 9.0)}
+    assert order == [[(100, i) for i in range(12)], [(101, 5), (101, 6)], [(seed, 5) for seed in range(6, 12)]]
+    assert len(third_game.tested(runs, "small")) == 6 and len(third_game.next_cells({}, "many")) == 12
+
+
+def test_how_much_of_a_difference_is_gone():
+    rng, low, high = np.random.default_rng(4), *REFERENCES[arms.THIRD]
+    of = rng.normal([[0.9], [1.0], [0.3], [1.1]], 0.1, (4, 6))  # many, small; before: many, small
+    many, small, *before = ([{"return": low + (high - low) * x} for x in values] for values in of)
+    middle, least, most = third_game.closed([many, small], before)
+    assert middle == pytest.approx(of[0].mean() - of[1].mean() - of[2].mean() + of[3].mean())
+    error = np.sqrt(of.var(axis=1, ddof=1).sum() / 6)
+    assert stats.t.ppf(0.975, 20) * error <= (most - least) / 2 < stats.t.ppf(0.975, 5) * error
+    less = lambda a: effects.difference("", low + a + of[0], low + of[1])  # noqa: E731
+    assert third_game.answer(less(1.0), -1.0) == "the flags were why"
+    assert third_game.answer(less(-1.0), 0.1) == "in part the flags were why"
+    assert third_game.answer(less(-1.0), -0.1) == "that the flags were why is not shown"
+    assert third_game.answer(less(0.1), 0.1).startswith("undecided")
 
 
 def test_the_gate_fails_where_no_arm_of_all_ends_high():
