@@ -96,21 +96,27 @@ def settings(row: Row) -> str:
 
 def make_cell(row: Row, seed: int) -> grid.Cell:
     """A run as experiments/grid.py makes and resumes it."""
+    flags, updates = as_flags(shlex.split(row.command(seed))[2:]), settled(row.script, row.flags).num_updates
+    return grid.Cell(row.script.removesuffix(".py"), f"{row.name}__{seed}__{settings(row)}", flags, updates)
+
+
+def as_flags(words: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """Words of a command line -> names and values."""
     found: dict[str, Any] = {}
-    for word in shlex.split(row.command(seed))[2:]:
+    for word in words:
         if word.startswith("--"):
             found[name := word[2:].replace("-", "_")] = ()
         else:
             found[name] += (word,)
-    flags = tuple((name, value or True) for name, value in found.items())
-    updates = settled(row.script, row.flags).num_updates
-    return grid.Cell(row.script.removesuffix(".py"), f"{row.name}__{seed}__{settings(row)}", flags, updates)
+    return tuple((name, value or True) for name, value in found.items())
 
 
-def greedy_cell(cell: grid.Cell, runs_dir: Path) -> grid.Cell:
-    """The run that plays its policy with the most probable actions."""
-    flags = (("evaluate", str(runs_dir / cell.name)), ("eval_deterministic", True))
-    return replace(cell, name=f"{cell.name}__greedy", flags=flags)
+def players(row: Row, cell: grid.Cell, runs_dir: Path) -> dict[str, grid.Cell]:
+    """The runs that play its policy, by what is stored of them: with the most probable actions; and with sampled ones
+    where it is not played as it was trained."""
+    flags = (("evaluate", str(runs_dir / cell.name)), *as_flags(shlex.split(row.played)))
+    found = {"greedy": replace(cell, name=f"{cell.name}__greedy", flags=(*flags, ("eval_deterministic", True)))}
+    return found | ({"sampled": replace(cell, name=f"{cell.name}__played", flags=flags)} if row.played else {})
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -148,7 +154,7 @@ def make_curve(folder: Path) -> list[list[float]]:
 
 
 def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
-    """What is stored of a finished run, but for its greedy evaluation."""
+    """What is stored of a finished run, but for what `players` play."""
     record, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("args", "summary"))
     curve = make_curve(folder)
     steps, seconds, _ = curve[-1]
@@ -163,7 +169,7 @@ def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
         "jax": record["versions"]["jax"],
         "num_envs": settled(row.script, row.flags).num_envs,
         "steps": steps,
-        "sampled": summary["eval/episodic_return"]["mean"],
+        "sampled": None if row.played else summary["eval/episodic_return"]["mean"],
         "greedy": None,
         "seconds": seconds,
         "compile_s": summary.get("compile_s"),
@@ -175,40 +181,46 @@ def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
 def make(args: Args, rows: Sequence[Row]) -> list[str]:
     """Makes what is missing. -> what failed, a line each."""
     wanted = {make_cell(row, seed): (row, seed) for row in rows for seed in args.seeds or range(row.seeds)}
-    by_name = {cell.name: cell for cell in wanted}
+    by_name = {
+        each.name: cell
+        for cell, (row, _) in wanted.items()
+        for each in (cell, *players(row, cell, args.runs_dir).values())
+    }
     if args.again:
         with changing(args.out) as runs:
             for cell, (row, seed) in wanted.items():
                 runs.pop((row.name, row.command(seed)), None)
-                for each in (cell, greedy_cell(cell, args.runs_dir)):
+                for each in (cell, *players(row, cell, args.runs_dir).values()):
                     shutil.rmtree(args.runs_dir / each.name, ignore_errors=True)
 
     def then(cell: grid.Cell) -> grid.Cell | None:
-        """Stores what has just been finished. -> its policy's greedy evaluation, if that is missing."""
-        trained = by_name[cell.name.removesuffix("__greedy")]
+        """Stores what has just been finished. -> what is to be played next with its policy."""
+        trained = by_name[cell.name]
         row, seed = wanted[trained]
-        greedy = greedy_cell(trained, args.runs_dir)
-        run = measured(row, seed, args.runs_dir / trained.name)
-        if grid.state(greedy, args.runs_dir) == "finished":
-            summary = json.loads((args.runs_dir / greedy.name / "summary.json").read_text())
-            run["greedy"] = summary["eval/episodic_return"]["mean"]
+        run, following = measured(row, seed, args.runs_dir / trained.name), None
+        for what, player in players(row, trained, args.runs_dir).items():
+            if grid.state(player, args.runs_dir) == "finished":
+                summary = json.loads((args.runs_dir / player.name / "summary.json").read_text())
+                run[what] = summary["eval/episodic_return"]["mean"]
+            else:
+                following = player
         with changing(args.out) as runs:
             runs[row.name, run["command"]] = run
-        return greedy if run["greedy"] is None else None
+        return following
 
     stored, failed = read(args.out), []
     for alone in (False, True):
         todo = []
         for cell, (row, seed) in wanted.items():
             run = stored.get((row.name, row.command(seed)), {})
-            done = run.get("settings") == settings(row) and run["greedy"] is not None
+            done = run.get("settings") == settings(row) and None not in (run["sampled"], run["greedy"])
             if row.alone == alone and not done:
                 trained = grid.state(cell, args.runs_dir) == "finished"
                 following = then(cell) if trained else cell
                 todo += [following] if following else []
         for program in {program for cell in todo if (program := dict(cell.flags).get("program"))}:
             peers.prepare(*program)
-        todo.sort(key=lambda cell: wanted[by_name[cell.name.removesuffix("__greedy")]][1])  # a first seed of all rows
+        todo.sort(key=lambda cell: wanted[by_name[cell.name]][1])  # a first seed of all rows
         jobs = 1 if alone else args.workers or grid.cores_or_one()
         say = lambda text: print(text, flush=True)  # noqa: E731
         failed += grid.run_missing(todo, args.runs_dir, jobs, say, then)
@@ -220,7 +232,8 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
 
 def runs_of(row: Row, stored: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
     """The stored runs of a row, by seed; of those with other defaults than the newest none."""
-    found = [run for (name, command), run in stored.items() if name == row.name and command == row.command(run["seed"])]
+    mine = [(command, run) for (name, command), run in stored.items() if name == row.name]
+    found = [run for command, run in mine if command == row.command(run["seed"]) and run["sampled"] is not None]
     newest = max(found, key=lambda run: run["date"], default={"settings": ""})
     return sorted((run for run in found if run["settings"] == newest["settings"]), key=lambda run: run["seed"])
 
@@ -303,7 +316,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
     script = peer(row) or f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
-    script += " with PureJaxRL's flags" * (SAME in row.flags)
+    script += " with PureJaxRL's flags" * (SAME in row.flags) + " trained with sticky actions" * bool(row.played)
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
     cells += [f"{number(mean)}{spread}", number(np.median(scores))]
     if tenth:
@@ -346,6 +359,7 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
     lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [make_line(row, stored, tenth, goals) for row in rows]
     commands = [typed(row).replace(SAME, "$SAME") for row in rows]
+    commands += [f"python {row.script} --evaluate RUN {row.played}" for row in rows if row.played]
     lines += [
         "",
         "<details><summary>Commands</summary>",

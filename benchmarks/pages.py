@@ -70,32 +70,28 @@ def learned() -> dict[str, list[dict[str, Any]]]:
 
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
-    of = learned()
     print("![Return of ppo.py, pqn.py, PureJaxRL's and rejax's PPO](results/learning.png)\n")
+    said = lambda values: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(values)))  # noqa: E731
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
-        found, how = of[row.name], []
-        if game == "Breakout":
-            alone = of["headline_2048"]
-            minutes, cpu = np.median([run["seconds"] for run in alone]) / 60, alone[0]["machine"]["cpu"]
-            typed = ", ".join(f"{run['sampled']:.0f}" for run in alone)
-            how.append(
-                f"{minutes:.1f} minutes on two cores ({cpu.partition('(')[0]}; {len(alone)} runs there: {typed})"
-            )
-            ends = [f"{np.mean(x):.0f} ({brand.split()[0]})" for brand, x in by_brand("Breakout").items()]
-            on_gpu = (f"{np.mean(x['sampled']):.0f}" for x in read("gpu")["ten_seeds"]["calls"])
-            ends = ", ".join([*ends, *on_gpu]).replace("(R)", "")
-            how.append(f"[luck matters](docs/scaling.md#on-a-gpu): ten seeds each ended at {ends} (H100)")
-        if on_gpu := sum("together" in run for run in found):
-            how.append(f"{on_gpu} of them on an H100")
-        mean, width = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
-        greedy = np.mean([run["greedy"] for run in found])
-        said = f"{mean:.0f} ± {width:.0f} after {found[0]['steps'] / 1e6:.1f}M steps"
+        found = learned()[row.name]
+        ends, how = [run["sampled"] for run in found], f"{len(found)} seeds"
         theirs = f"{row.source}: {row.reference:.0f}"
-        if game == "Breakout":  # linked once
+        if game == "Breakout":  # every run of the defaults, since its returns vary most
+            both = learned()["headline_2048"]
+            typed = [run["sampled"] for run in both]
+            gpu = [value for call in read("gpu")["ten_seeds"]["calls"] for value in call["sampled"]]
+            minutes = np.median([run["seconds"] for run in both]) / 60
+            how = f"{len(ends + typed + gpu)} runs: {said(ends)} on one core ({len(ends)}), {said(typed)} on two "
+            how += f"({len(typed)}; {minutes:.1f} minutes each), {said(gpu)} on an H100 ({len(gpu)}); some "
+            how += "[pass the first wall of bricks late](docs/scaling.md#on-a-gpu)"
+            ends += typed + gpu
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
-        said += f", {greedy:.0f} with most probable actions ({theirs})"
-        print(f"- **{game}**: {'; '.join([said, f'{len(found)} seeds', *how])}")
+        elif on_gpu := sum("together" in run for run in found):
+            how += f", {on_gpu} of them on an H100"
+        greedy = f", {np.mean([run['greedy'] for run in found]):.0f} with most probable actions" * (game != "Breakout")
+        steps = f"{found[0]['steps'] / 1e6:.1f}M steps"
+        print(f"- **{game}**: {said(ends)} after {steps}{greedy} ({theirs}); {how}")
 
 
 def by_brand(game: str) -> dict[str, np.ndarray]:
@@ -118,32 +114,13 @@ def by_number() -> None:
     table(["environments", "updates", *games], rows)
 
 
-def environments() -> None:
-    """The effect of 2,048 environments in place of 64, with the same flags."""
-    ended = lambda game, n: np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_{n}"]])  # noqa: E731
-    of = {game: (ended(game, 2048), ended(game, 64)) for game in tasks.GAMES}
-    asked = [game for game, pair in of.items() if min(map(len, pair)) >= effects.FEWEST]
-    gaps = []
-    for game in asked:
-        effect = effects.difference("", *of[game], level=1 - 0.05 / len(asked))
-        gaps.append(f"{game} {signed(effect.estimate, effect.low, effect.high)}")
-    text = f"2,048 minus 64, return: {', '.join(gaps)} (95 % for the {len(asked)} games together)."
-    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
-
-
-def arms(brief: bool = False) -> None:
-    """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims. brief: only a sentence."""
+def arms() -> None:
+    """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims."""
     found = read("arms")
     runs = study.returns(found)
     scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
     failed = study.fails_gate(runs)
-    claims, told = claims_of_arms(scores, failed)
-    if brief:
-        page = "docs/report.md#more-environments-each-number-with-a-search-of-its-own"
-        print(f"- [Environments × steps per update]({page}),")
-        print("  Breakout and SpaceInvaders, scores (0: random, 1: published; interquartile means, 97.5 %):")
-        print(*(f"  {sentence}" for sentence in told or ["not run yet."]), sep="\n")
-        return
+    claims = claims_of_arms(scores, failed)
     flags_of_arms(found)
     rows = []
     for arm, by_game in runs.items():
@@ -163,8 +140,8 @@ def arms(brief: bool = False) -> None:
     print(f"\n{where([run for run in found['runs'].values() if run['env_id'] in GAMES])}")
 
 
-def third_game(brief: bool = False) -> None:
-    """The arms on the game that no search saw. brief: only the claim."""
+def third_game() -> None:
+    """The arms on the game that no search saw."""
     found, game = read("arms"), study.THIRD.removesuffix("-MinAtar")
     third = study.on_third(found["runs"], read("recipes")["runs"])
     effects_of = study.third_effects(found, third)
@@ -172,17 +149,7 @@ def third_game(brief: bool = False) -> None:
     verdict = f"refuted; {named('small')} ends higher" if high < 0 else study.judged(low, high, *CLAIMS[0][3:])
     less = lambda pair, at: f"{named(pair[0])} minus {named(pair[1])}: {signed(*effects_of[pair][at], 2)}"  # noqa: E731
     claim = f"{less(study.PAIRS[0], 0)}. More environments end higher: "
-    ends = {arm: [run["return"] for run in runs] for arm, runs in third.items()}
-    low_ones = [arm for arm, values in ends.items() if np.mean(values) < study.GATE[study.THIRD]]
     borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
-    lent = [run["return"] for run in borrowed]
-    if brief:
-        text = f"On {game} (95 %), with these flags, {claim}{verdict}. "
-        if "many" in low_ones:
-            text += f"But its flags did not transfer: {named('small')} end at {np.mean(ends['small']):.0f}, "
-            text += f"{named('many')} at {np.mean(ends['many']):.0f}"
-            text += f", with the defaults' flags at {np.mean(lent):.0f} (afterwards)." if lent else "."
-        return print(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
     rows, names = [], {arm: named(arm) for arm in third}
     names |= {study.BORROWED: f"{named('many')} with the flags of {named('long')} (afterwards)"}
     for arm, runs in (third | {study.BORROWED: borrowed} if borrowed else third).items():
@@ -211,9 +178,9 @@ def named(arm: str) -> str:
     return "{:,} × {:,}".format(*ARMS[arm][:2])
 
 
-def claims_of_arms(scores: dict[str, np.ndarray], failed: list[str] | None) -> tuple[list[list[Any]], list[str]]:
-    """-> the rows of the claims, and a sentence for each that was run. failed: games on which the gate fails."""
-    claims, told, wanted = [], [], study.Args.seeds
+def claims_of_arms(scores: dict[str, np.ndarray], failed: list[str] | None) -> list[list[Any]]:
+    """The rows of the claims. failed: games on which the gate fails."""
+    claims, wanted = [], study.Args.seeds
     for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
         what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
         if seeds < effects.FEWEST:
@@ -224,8 +191,7 @@ def claims_of_arms(scores: dict[str, np.ndarray], failed: list[str] | None) -> t
         verdict = study.judged(low, high, *margin) if seeds >= wanted else f"open ({seeds} of {wanted} seeds)"
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
         claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
-        told.append(f"{what}: {signed(*of['interquartile mean'], digits=2)}. {claim.capitalize()}: {verdict}.")
-    return claims, told
+    return claims
 
 
 def flags_of_arms(found: dict[str, Any]) -> None:
@@ -246,8 +212,8 @@ def flags_of_arms(found: dict[str, Any]) -> None:
     print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
 
 
-def long_runs(brief: bool = False) -> None:
-    """What runs three times as long show of 64 and 4,096 environments. brief: only a sentence."""
+def long_runs() -> None:
+    """What runs three times as long show of 64 and 4,096 environments."""
     found, before = read("long_runs"), study.returns(read("arms"))
     claims, by_arm = lasting.claimed(found["runs"]), lasting.by_arm(found["runs"])
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
@@ -255,11 +221,6 @@ def long_runs(brief: bool = False) -> None:
     passed = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of] for arm, of in by_arm.items()}
     passes_gate = max(map(np.mean, ends.values())) > study.GATE[lasting.GAME]
     verdict = effects.verdict(claims) if passes_gate else "nothing is said, since the gate fails"
-    if brief:
-        told = " and ".join(f"{ARMS[arm][0]:,} environments end at {listed(values)}" for arm, values in ends.items())
-        text = f"[With three times as many steps](docs/report.md#runs-three-times-as-long) on Breakout {told}. Whether "
-        text += f"64 stand still where 4,096 go on: {verdict}."
-        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows = []
     for arm, of in by_arm.items():
         waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in passed[arm])
@@ -320,9 +281,8 @@ def gpu(brief: bool = False) -> None:
     found = read("gpu")
     run, small = found["learning"], found["small"]["steps_per_second"]
     if brief:
-        print("[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach a return of", end=" ")
-        print(f"{run['return']:.0f} on Breakout in {run['seconds']:.0f}")
-        print(f"seconds, after {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
+        print(f"[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach {run['return']:.0f} on", end=" ")
+        print(f"Breakout in {run['seconds']:.0f} seconds, {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
         return
     table(
         ["million steps", *(f"{steps / 1e6:.0f}" for steps, _, _ in run["curve"])],
@@ -379,11 +339,8 @@ def million() -> None:
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
     for run in learned()["cartpole_ppo_1048576"]:
         minutes, cores = run["seconds"] / 60, run["machine"]["cores"]
-        print(f"The command's ten updates ended at a return of {run['sampled']:.0f} (the limit is 500; one seed)")
-        print(f"in {minutes:.0f} minutes on {cores} cores of another machine ({run['machine']['cpu']}).")
-    for run in learned()["breakout_ppo_1048576"]:
-        print(f"Twelve updates of Breakout, which are few, took {run['seconds'] / 60:.0f} minutes there and", end=" ")
-        print(f"ended at {run['sampled']:.0f} (one seed).")
+        print(f"The command's ten updates ended at {run['sampled']:.0f} of 500 (one seed) in", end=" ")
+        print(f"{minutes:.0f} minutes on {cores} cores ({run['machine']['cpu'].partition('(')[0]}).")
 
 
 def compare() -> None:

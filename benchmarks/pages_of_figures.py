@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -18,9 +19,10 @@ from benchmarks import (
     long_runs as lasting,
     plateaus as slow,
     recipes as moulds,
+    third_game as searched,
 )
 from benchmarks.arms import GAMES
-from benchmarks.pages import ROOT, read, signed, table
+from benchmarks.pages import ROOT, claims_of_arms, read, signed, table, where
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
@@ -155,8 +157,8 @@ def plateaus() -> None:
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
-def recipes(brief: bool = False) -> None:
-    """Paper A's recipe on two games, beside larger minibatches. brief: only the claims."""
+def recipes() -> None:
+    """Paper A's recipe on two games, beside larger minibatches."""
     found = read("recipes")
     of = moulds.by_arm(found["runs"], read("arms")["runs"])
     short = {game: game.removesuffix("-MinAtar") for game in moulds.SEEDS}
@@ -169,10 +171,6 @@ def recipes(brief: bool = False) -> None:
 
     told = "; ".join(f"{less(*claim)}, **{moulds.judged(of, *claim)}**" for claim in moulds.CLAIMS)
     told = f"({100 * moulds.LEVEL:.4g} %) less that of 512 {told}"
-    if brief:
-        text = "[Paper A's recipe](docs/report.md#paper-as-recipe-on-minatar), 512 environments with minibatches and "
-        text += f"learning rate of 64: its score {told.replace('**', '')}."
-        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     rows, timed = [], next(iter(short))  # the game of which all arms ran on one machine
     for arm, (what, _) in moulds.RECIPES.items():
         ends = (np.array([run["return"] for run in of[arm, game]]) for game in short)
@@ -188,8 +186,8 @@ def recipes(brief: bool = False) -> None:
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
-def fresh_gain(brief: bool = False) -> None:
-    """What the log's fresh gains could tell of runs that rise. brief: only what they could not."""
+def fresh_gain() -> None:
+    """What the log's fresh gains could tell of runs that rise."""
     found, rows = read("fresh_gain"), []
     two, times, shares = lambda x: f"{float(f'{x:.2g}'):,.10g}".replace("-", "−"), [], []
     for arm, eighths in instrument.over_seeds(found["runs"]).items():
@@ -203,14 +201,6 @@ def fresh_gain(brief: bool = False) -> None:
             row = [f"{study.ARMS[arm][0]:,} × {study.ARMS[arm][1]}", at + 1, f"{of['return']:.0f}", two(of["rise"])]
             row += [gains["required"], f"{gains['fresh']} ± {gains['half']}", gains["own"]]
             rows.append([*row, *(two(of[name] / 1e6) for name in ("transitions", "would_tell"))])
-    if brief:
-        small = instrument.over_seeds(found["runs"])["small"]
-        there = two(100 * max((of["fresh"] + of["half"]) / of["own"] for of in small))
-        needed = two(100 * max(of["required"] / of["own"] for of in small))
-        text = "[Is it the noise?](docs/report.md#what-fresh-gains-can-tell) Open: with 64 environments at most "
-        text += f"{there} % of an update's gain on its own transitions is there on fresh ones, but {needed} % suffices "
-        text += "for the rise of the return, which fresh gains cannot tell from a standstill."
-        return print(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     head = ["N × K", "eighth", "return", "rise in an update", "gain required · 10⁶", "on fresh transitions · 10⁶"]
     table([*head, "on its own · 10⁶", "transitions, millions", "that would tell, millions"], rows)
     text = f"± is half the 95 % interval, from the spread over updates. It is {times[0]} what is required with 64 "
@@ -222,3 +212,70 @@ def fresh_gain(brief: bool = False) -> None:
         fresh, error = np.mean([of["fresh"] for of in late]), np.sqrt(sum(of["error"] ** 2 for of in late)) / len(late)
         halves.append(f"{two(1e6 * fresh)} ± {two(1.96e6 * error)}")
     print("\n" + textwrap.fill(f"{text}{', '.join(halves)}.", 118, break_on_hyphens=False))
+
+
+def third_game() -> None:
+    """The third game with flags that were searched there, for each number of environments."""
+    runs, rows = read("third_game")["runs"], []
+    claim = searched.claimed(runs, study.on_third(read("arms")["runs"], read("recipes")["runs"]))
+    of = {number: searched.tested(runs, number) for number in searched.NUMBERS if searched.tested(runs, number)}
+    names, sets = list(searched.flag_sets("small")[0]), range(3 + searched.DRAWN)
+    size = lambda number: "{:,} × {}".format(*searched.NUMBERS[number][:2])  # noqa: E731
+    ends = {number: searched.ends(runs, number) for number in of}
+    for number, tested in of.items():
+        (best,) = searched.best(runs, number)
+        flags = searched.flag_sets(number)[best]
+        mean, half = plots.mean_and_ci(np.array([run["return"] for run in tested]))
+        row = [size(number), f"{mean:.1f} ± {half:.1f} ({len(tested)})"]
+        row.append(", ".join(f"{ends[number][best, seed]:.0f}" for seed in (searched.TRIED, searched.AGAIN)))
+        row += [f"{flags[name]:.3g}" if isinstance(flags[name], float) else str(flags[name]) for name in names]
+        rows.append([*row, f"{np.median([run['seconds'] for run in tested]) / 60:.1f}"])
+    flags = [f"`--{name.replace('_', '-')}`" for name in names]
+    table(["N × K", "Asterix", "in the search", *flags, "minutes"], rows)
+    text = f"Scores, 95 %: {size('many')} minus {size('small')} {signed(*claim.less[1:4], 2)}. More environments end "
+    text += f"higher: **{claim.verdict}**; {claim.answer}. Less the difference with the other games' flags: "
+    text += f"{signed(*claim.gone, 2)}. "
+    if np.mean([run["return"] for run in of["many"]]) <= study.GATE[study.THIRD]:
+        text += f"Twelve sets of flags had none with which {size('many')} reach pgx's PPO. "
+    if "middle" in of:
+        scores = {number: searched.scores(tested) for number, tested in of.items()}
+        others = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
+        told = (f"{size('middle')} minus {size(number)} {signed(*x[1:4], 2)}" for number, x in others.items())
+        text += f"Without a verdict: {'; '.join(told)}. "
+    tried = {number: [ends[number][index, searched.TRIED] for index in sets] for number in of}
+    rank = stats.spearmanr(tried["small"], tried["many"]).statistic
+    text += "The twelve sets, seed 100: "
+    text += "; ".join(f"{size(number)} {', '.join(f'{x:.0f}' for x in tried[number])}" for number in of)
+    text += f" (rank correlation of the first two {rank:.2f}). ".replace("-", "−") + where(of["small"])
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def asked() -> None:
+    """What was asked of the number of environments, each question with its answer in a line."""
+    found, long_runs, recipe = read("arms"), read("long_runs"), read("recipes")
+    runs, page = study.returns(found), "docs/report.md#"
+    scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
+    (*_, higher), (*_, equal) = claims_of_arms(scores, study.fails_gate(runs))
+    less = [signed(*study.differences(scores[a], scores[b])["interquartile mean"], 2) for a, b, *_ in study.CLAIMS]
+    third = study.on_third(found["runs"], recipe["runs"])
+    borrowed, _ = study.third_effects(found, third)[study.PAIRS[0]]
+    own = searched.claimed(read("third_game")["runs"], third)
+    ends = {
+        arm: ", ".join(f"{run['return']:.0f}" for run in of) for arm, of in lasting.by_arm(long_runs["runs"]).items()
+    }
+    of = moulds.by_arm(recipe["runs"], found["runs"])
+    games = moulds.less(of, *moulds.CLAIMS[0]).items()
+    told = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*x[1:4], 2)}" for game, x in games)
+    table(["", "score (0: random, 1: published)"], [
+        [f"[4,096 × 32 less 64 × 32]({page}more-environments-each-number-with-a-search-of-its-own), Breakout and "
+         "SpaceInvaders, flags searched for each", f"{less[0]}: {higher}"],
+        ["4,096 × 32 less 64 × 2,048 there, as much data per update", f"{less[1]}: equal within 0.1 {equal}"],
+        [f"[4,096 × 32 less 64 × 32 on Asterix]({page}on-a-game-that-no-search-saw), with these flags; with flags "
+         "searched there", f"{signed(*borrowed, 2)}; {signed(*own.less[1:4], 2)}: {own.answer}"],
+        [f"[runs three times as long]({page}runs-three-times-as-long), Breakout, returns: do only 64 stand still?",
+         f"64: {ends['small']}; 4,096: {ends['many']}: {effects.verdict(lasting.claimed(long_runs['runs']))}"],
+        [f"[8 × the environments by paper A's recipe]({page}paper-as-recipe-on-minatar), less larger minibatches",
+         f"{told}: {moulds.judged(of, *moulds.CLAIMS[0])}"],
+        [f"[is it the noise?]({page}what-fresh-gains-can-tell)",
+         "open: with 64 environments fresh gains cannot tell a rise from a standstill"],
+    ])  # fmt: skip

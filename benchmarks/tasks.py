@@ -21,6 +21,7 @@ class Row:
     goals: tuple[float, ...] = ()  # the page says after how many seconds the return in training is each
     seeds: int = 5
     alone: bool = False  # on all cores
+    played: str = ""  # flags with which its policies are played, if not as they were trained
 
     def command(self, seed: int) -> str:
         """What a user types. It identifies a run."""
@@ -206,6 +207,9 @@ def on_minatar() -> Iterator[Row]:
             for number in (2048,) if sticky else (64, 512, 2048, 8192):  # 2048 is the default
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
+            if not sticky and game != "Freeway":
+                chance = {"flags": f"{flags} --sticky-actions 0.1", "played": "--sticky-actions 0"}
+                yield Row(f"{game.lower()}_chance", script="ppo.py", **chance, **rest)
             for script in ("ppo_ewma", "pqn"):
                 yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
 

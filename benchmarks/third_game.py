@@ -10,7 +10,7 @@ in experiments/PREREGISTERED.md.
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -126,8 +126,31 @@ def answer(less: effects.Effect, low: float) -> str:
     return "undecided between the two, which is not that they are equal"
 
 
-def main(numbers: tuple[str, ...] = tuple(NUMBERS)) -> None:
-    """numbers: of environments, of small, many and middle."""
+class Claim(NamedTuple):
+    """Scores of many less those of small; what of the difference is gone; and what the rules say of both."""
+
+    less: effects.Effect
+    gone: tuple[float, float, float]
+    verdict: str
+    answer: str
+
+
+def claimed(runs: dict[str, Any], borrowed: dict[str, list[dict[str, Any]]]) -> Claim:
+    """borrowed: {arm: runs} of arms.py, with flags from other games."""
+    own = [tested(runs, number) for number in ("many", "small")]
+    less = effects.difference("many less small", *map(scores, own))
+    gone = closed(own, [borrowed["many"], borrowed["small"]])
+    verdict = arms.judged(less.low, less.high, *arms.CLAIMS[0][3:])
+    if less.high < 0:
+        verdict = "refuted, 64 × 32 ends higher"
+    if min(map(len, own)) < len(TESTED):
+        verdict = f"open ({min(map(len, own))} of {len(TESTED)} seeds)"
+    if max(np.mean([run["return"] for run in of]) for of in own) <= arms.GATE[arms.THIRD]:
+        verdict = "nothing, since the gate fails"
+    return Claim(less, gone, verdict, answer(less, gone[1]))
+
+
+def main(numbers: tuple[Literal["small", "many", "middle"], ...] = tuple(NUMBERS)) -> None:
     runs = json.loads(ARGS.out.read_text())["runs"] if ARGS.out.exists() else {}
 
     def keep(cell: grid.Cell) -> None:
@@ -139,4 +162,4 @@ def main(numbers: tuple[str, ...] = tuple(NUMBERS)) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, description=__doc__)

@@ -139,9 +139,6 @@ def test_effects_on_the_third_game_and_over_all(monkeypatch, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert "**refuted; 64 × 32 ends higher**" in told and "| 5.5 (2) | 5.5 |" in told and "– (6 never) |" in told
     assert "with the flags of 64 × 2,048 (afterwards) | 15.4 ± 0.0 (3) | 2.0 (3) | 2.0 |" in told
-    pages.third_game(brief=True)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "64 × 32 end at 26, 4,096 × 32 at 17, with the defaults' flags at 15 (afterwards)." in told
 
 
 def test_each_number_of_environments_has_the_same_sets_of_flags_but_for_minibatches():
@@ -156,6 +153,35 @@ def test_each_number_of_environments_has_the_same_sets_of_flags_but_for_minibatc
     cells = [third_game.make(number, index, 100) for number in sets for index in range(12)]
     assert {cell.num_updates * dict(cell.flags)["num_envs"] * 32 for cell in cells} == {10_485_760}
     assert len({cell.name for cell in cells}) == 36
+
+
+def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monkeypatch, capsys):
+    rng, (low, high), runs = np.random.default_rng(5), REFERENCES[arms.THIRD], {}
+    run = lambda arm, seed, score: {  # noqa: E731
+        "arm": arm, "seed": seed, "seconds": 120, "machine": {"cpu": "X"}, "date": "today",
+        "return": low + (high - low) * (score + 0.01 * rng.normal()), "env_id": arms.THIRD,
+    }  # fmt: skip
+    while cells := [cell for number in ("small", "many") for cell in third_game.next_cells(runs, number)]:
+        for cell in cells:
+            number, index, seed = (part.partition("-")[2] for part in cell.name.split("_")[1:4])
+            of = run(number, int(seed), {"small": 1.5, "many": 1.3}[number] - 0.1 * (index != "4"))
+            runs[cell.name] = of | {"set": int(index)}
+    known = {f"{arm}{seed}": run(arm, seed, score) for arm, score in (("small", 1.5), ("many", 0.6), ("long", 1.0))
+             for seed in range(6)}  # fmt: skip
+    found = {"third_game": {"runs": runs}, "arms": {"runs": known}, "recipes": {"runs": {}}}
+    monkeypatch.setattr(pages_of_figures, "read", found.get)
+    pages_of_figures.third_game()
+    told = " ".join(capsys.readouterr().out.split())
+    flags = third_game.flag_sets("many")[4]
+    assert f"{flags['learning_rate']:.3g} | True | {flags['minibatch_size']} |" in told
+    assert "4,096 × 32 minus 64 × 32 −0.20" in told and "refuted, 64 × 32 ends higher**; in part the flags" in told
+    assert "flags: +0.70" in told and "Twelve sets" not in told
+    claim = third_game.claimed(runs, arms.on_third(known, {}))
+    missing = {name: run for name, run in runs.items() if (run["arm"], run["seed"]) != ("many", 11)}
+    assert third_game.claimed(missing, arms.on_third(known, {})).verdict == "open (5 of 6 seeds)"
+    monkeypatch.setitem(arms.GATE, arms.THIRD, 99.0)
+    assert third_game.claimed(runs, arms.on_third(known, {})).verdict == "nothing, since the gate fails"
+    assert claim.gone[1] > 0 > claim.less.high
 
 
 def test_the_better_of_the_two_best_sets_of_one_seed_is_judged_on_others():
