@@ -111,12 +111,18 @@ def as_flags(words: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value or True) for name, value in found.items())
 
 
+def greedy_cell(cell: grid.Cell, runs_dir: Path, *flags: tuple[str, Any]) -> grid.Cell:
+    """The run that plays its policy with the most probable actions."""
+    flags = (("evaluate", str(runs_dir / cell.name)), *flags, ("eval_deterministic", True))
+    return replace(cell, name=f"{cell.name}__greedy", flags=flags)
+
+
 def players(row: Row, cell: grid.Cell, runs_dir: Path) -> dict[str, grid.Cell]:
-    """The runs that play its policy, by what is stored of them: with the most probable actions; and with sampled ones
-    where it is not played as it was trained."""
-    flags = (("evaluate", str(runs_dir / cell.name)), *as_flags(shlex.split(row.played)))
-    found = {"greedy": replace(cell, name=f"{cell.name}__greedy", flags=(*flags, ("eval_deterministic", True)))}
-    return found | ({"sampled": replace(cell, name=f"{cell.name}__played", flags=flags)} if row.played else {})
+    """The runs that play its policy, by what is stored of them. If it is played otherwise than it was trained, one
+    plays it with sampled actions."""
+    greedy = greedy_cell(cell, runs_dir, *as_flags(shlex.split(row.played)))
+    sampled = replace(greedy, name=f"{cell.name}__played", flags=greedy.flags[:-1])
+    return {"greedy": greedy} | ({"sampled": sampled} if row.played else {})
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from conftest import ended, read, start, write_run
-from test_grid import tasks
 
 import figures
 from common.run import arguments
@@ -345,23 +344,6 @@ def test_a_figure_is_drawn_with_all_that_its_verdict_rests_on(written, tmp_path,
     assert len(run["curve"]["step"]) == len(run["curve"]["ci95"]) == 40
 
 
-def test_the_picture_of_effects_has_each_interval_over_what_is_claimed_of_it(monkeypatch):
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
-    shown = {"estimate": 0.0, "above": None, "below": None, "outcome": "holds"}
-    a = shown | {"what": "a", "low": 0.2, "high": 0.4, "above": 0.1}
-    within = shown | {"what": "b", "low": -0.05, "high": 0.05}
-    none = within | {"what": "of two seeds", "low": None}
-    both = [within | {"above": -0.1}, within | {"below": 0.1}]
-    pictures.forest({"1a": {"effects": [a, none]}, "4": {"effects": both}}, "")
-    axes = drawn[0].axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["1a: a", "4: b"]
-    lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
-    assert [0.2, 0.4] in lines and [-0.05, 0.05] in lines
-    bands = [(band.get_datalim(axes.transData).x0, band.get_datalim(axes.transData).x1) for band in axes.collections]
-    np.testing.assert_allclose(bands, [(0.1, axes.get_xlim()[1]), (-0.1, 0.1)])
-
-
 def test_what_fails_is_told_after_what_can_be_drawn_is_drawn(monkeypatch, tmp_path, no_runs, capsys):
     monkeypatch.setattr(grid, "run_missing", lambda cells, folder, jobs, say: ["a: exit code 1: no memory"])
     (tmp_path / "fig_1b.png").mkdir()
@@ -400,14 +382,6 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, writ
 def test_no_picture_is_drawn_of_nothing(capsys, tmp_path, no_runs):
     flags = "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path
     assert ended(capsys, figures, *flags)[0] == 2 and not any(tmp_path.glob("fig*"))
-
-
-def test_the_slurm_arrays_hold_the_commands_of_the_runs(tmp_path, no_runs, capsys):
-    start(figures, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
-    cells = grid.with_sources([c for f in ("1a", "3a") for c in each(FIGURES[f].cells(PRESETS["paper"]))])
-    lines = [line for n in (0, 1) for line in tasks((tmp_path / f"paper/fig-1a-3a-{n}.sbatch").read_text())]
-    assert [shlex.split(x)[1:] for x in lines] == [grid.command(cell, tmp_path / "paper")[1:] for cell in cells]
-    assert "1a 3a --preset paper" in capsys.readouterr().err
 
 
 def test_all_means_every_figure_of_the_preset():

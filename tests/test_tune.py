@@ -203,18 +203,6 @@ def test_a_budget_in_seconds_becomes_whole_updates_at_the_measured_speed():
     assert real[real.index("--total-timesteps") + 1] == str(3702 // steps * steps)
 
 
-@pytest.mark.parametrize("steps", [{}, {"A": 100, "B": 100}, {"A": 100, "B": 200}])
-def test_environments_whose_steps_differ_have_a_command_each(steps):
-    study = optuna.create_study(direction="maximize")
-    setup = {"script": "ppo.py", "env_id": ["A", "B"], "flags": [], "total_timesteps": 100, "seed": 0, "num_seeds": 1}
-    study.set_user_attr("setup", setup)
-    study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"values": {}, "steps": steps}))
-    said = report.report(study, Path("s"))
-    assert "python ppo.py --env-id A --total-timesteps 100\n" in said
-    assert ("python ppo.py --env-id B --total-timesteps 200\n" in said) == (steps.get("B") == 200)
-    assert ("# likewise --env-id B" in said) == (steps.get("B") != 200)
-
-
 def test_workers_share_the_cores_and_the_gpus(monkeypatch):
     monkeypatch.setattr(trials.devices, "number_of_gpus", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 6, 7}, raising=False)
