@@ -78,20 +78,46 @@ def learning() -> None:
         ends, how = [run["sampled"] for run in found], f"{len(found)} seeds"
         theirs = f"{row.source}: {row.reference:.0f}"
         if game == "Breakout":  # every run of the defaults, since its returns vary most
-            both = learned()["headline_2048"]
-            typed = [run["sampled"] for run in both]
-            gpu = [value for call in read("gpu")["ten_seeds"]["calls"] for value in call["sampled"]]
-            minutes = np.median([run["seconds"] for run in both]) / 60
-            how = f"{len(ends + typed + gpu)} runs: {said(ends)} on one core ({len(ends)}), {said(typed)} on two "
-            how += f"({len(typed)}; {minutes:.1f} minutes each), {said(gpu)} on an H100 ({len(gpu)}); some "
-            how += "[pass the first wall of bricks late](docs/scaling.md#on-a-gpu)"
-            ends += typed + gpu
+            parts = of_defaults()
+            minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
+            how = ", ".join(f"{said(x)} {where} ({len(x)})" for where, x in parts.items())
+            ends = np.concatenate([*parts.values()])
+            how = f"{len(ends)} runs: {how}; {minutes:.1f} minutes on two cores; some [stay at the first wall of "
+            how += "bricks](docs/report.md#games-without-chance)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
             how += f", {on_gpu} of them on an H100"
         greedy = f", {np.mean([run['greedy'] for run in found]):.0f} with most probable actions" * (game != "Breakout")
         steps = f"{found[0]['steps'] / 1e6:.1f}M steps"
         print(f"- **{game}**: {said(ends)} after {steps}{greedy} ({theirs}); {how}")
+
+
+def of_defaults() -> dict[str, np.ndarray]:
+    """Returns of all runs of the defaults on Breakout, by where they ran."""
+    one, two = ([run["sampled"] for run in learned()[row]] for row in ("breakout_ppo_2048", "headline_2048"))
+    gpu = [value for call in read("gpu")["ten_seeds"]["calls"] for value in call["sampled"]]
+    return {"on one core": np.array(one), "on two": np.array(two), "on an H100": np.array(gpu)}
+
+
+def chance(brief: bool = False) -> None:
+    """Training with sticky actions for games that have none. brief: only a sentence."""
+    rows, claims = [], []
+    for game in ("Breakout", "SpaceInvaders", "Asterix"):
+        plain = np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"]])
+        plain = np.concatenate([*of_defaults().values()]) if game == "Breakout" else plain
+        trained = np.array([run["sampled"] for run in learned()[f"{game.lower()}_chance"]])
+        claims.append(effects.difference(game, trained, plain, level=0.975, above=0.0 if game != "Asterix" else None))
+        shown = ("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) for x in (plain, trained))
+        spread = (f"{x.std(ddof=1):.0f}, {x.min():.0f}" for x in (plain, trained))
+        rows.append([game, *shown, signed(*claims[-1][1:4]), claims[-1].outcome, *spread])
+    if brief:
+        (_, plain, trained, less, *_, before, after), (invaders, *_) = rows[0], claims[1:]
+        worst = (x.partition(", ")[2] for x in (before, after))
+        text = f"Breakout: trained with `--sticky-actions 0.1` and played without, the defaults end at {trained} in "
+        text += f"place of {plain}, the worst at {' in place of '.join(reversed([*worst]))}: {less} (97.5 %; "
+        return print(textwrap.fill(f"{text}SpaceInvaders {signed(*invaders[1:4])}).", 118, break_on_hyphens=False))
+    head = ["", "trained as played", "trained with sticky actions", "difference (97.5 %)", "claimed above 0"]
+    table([*head, "standard deviation, worst", "with sticky actions"], rows)
 
 
 def by_brand(game: str) -> dict[str, np.ndarray]:
@@ -138,34 +164,6 @@ def arms() -> None:
     print("\n97.5 % intervals. The verdict is that of the first, a bootstrap, about a fifth too narrow with six seeds;")
     print("the others are Welch's.")
     print(f"\n{where([run for run in found['runs'].values() if run['env_id'] in GAMES])}")
-
-
-def third_game() -> None:
-    """The arms on the game that no search saw."""
-    found, game = read("arms"), study.THIRD.removesuffix("-MinAtar")
-    third = study.on_third(found["runs"], read("recipes")["runs"])
-    effects_of = study.third_effects(found, third)
-    (_, low, high), _ = effects_of[study.PAIRS[0]]
-    verdict = f"refuted; {named('small')} ends higher" if high < 0 else study.judged(low, high, *CLAIMS[0][3:])
-    less = lambda pair, at: f"{named(pair[0])} minus {named(pair[1])}: {signed(*effects_of[pair][at], 2)}"  # noqa: E731
-    claim = f"{less(study.PAIRS[0], 0)}. More environments end higher: "
-    borrowed = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
-    rows, names = [], {arm: named(arm) for arm in third}
-    names |= {study.BORROWED: f"{named('many')} with the flags of {named('long')} (afterwards)"}
-    for arm, runs in (third | {study.BORROWED: borrowed} if borrowed else third).items():
-        timed = [run for run in runs if arm != "small" or run["seed"] >= study.EARLIER]
-        until = [next((s for _, s, value in run["curve"] if (value or 0) >= 10), np.inf) for run in timed]
-        never = sum(map(np.isinf, until))
-        shown = "–" if np.isinf(np.median(until)) else f"{np.median(until) / 60:.1f}"
-        mean, half = plots.mean_and_ci(np.array([run["return"] for run in runs]))
-        minutes = np.median([run["seconds"] for run in timed]) / 60
-        rows.append([names[arm], f"{mean:.1f} ± {half:.1f} ({len(runs)})", f"{minutes:.1f} ({len(timed)})"])
-        rows[-1].append(shown + f" ({never} never)" * bool(never))
-    table(["N × K", game, "minutes (runs)", "minutes until 10 in training"], rows)
-    text = f"Scores, 95 %: {claim}**{verdict}**. Without a verdict: "
-    text += f"{'; '.join(less(pair, 0) for pair in study.PAIRS[1:])}; means of the three games, which were thought of "
-    text += f"when two were known: {'; '.join(less(pair, 1) for pair in study.PAIRS)}. {where(timed)}"
-    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def where(runs: Sequence[dict[str, Any]]) -> str:

@@ -22,7 +22,7 @@ from benchmarks import (
     third_game as searched,
 )
 from benchmarks.arms import GAMES
-from benchmarks.pages import ROOT, claims_of_arms, read, signed, table, where
+from benchmarks.pages import ROOT, claims_of_arms, named, read, signed, table, where
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 
@@ -215,38 +215,52 @@ def fresh_gain() -> None:
 
 
 def third_game() -> None:
-    """The third game with flags that were searched there, for each number of environments."""
-    runs, rows = read("third_game")["runs"], []
-    claim = searched.claimed(runs, study.on_third(read("arms")["runs"], read("recipes")["runs"]))
-    of = {number: searched.tested(runs, number) for number in searched.NUMBERS if searched.tested(runs, number)}
-    names, sets = list(searched.flag_sets("small")[0]), range(3 + searched.DRAWN)
+    """The arms on a third game, with flags that were searched on the others and with flags that were searched there."""
+    found, runs = read("arms"), read("third_game")["runs"]
+    third = study.on_third(found["runs"], read("recipes")["runs"])
+    borrowed, claim = study.third_effects(found, third), searched.claimed(runs, third)
+    own = {number: searched.tested(runs, number) for number in searched.NUMBERS if searched.tested(runs, number)}
+    lines = [(named(arm), "of the other games" if arm != "long" else "the defaults'", of) for arm, of in third.items()]
+    afterwards = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
+    lines += [(named("many"), "the defaults' (afterwards)", afterwards)] if afterwards else []
     size = lambda number: "{:,} × {}".format(*searched.NUMBERS[number][:2])  # noqa: E731
-    ends = {number: searched.ends(runs, number) for number in of}
-    for number, tested in of.items():
+    for number, of in own.items():
         (best,) = searched.best(runs, number)
-        flags = searched.flag_sets(number)[best]
-        mean, half = plots.mean_and_ci(np.array([run["return"] for run in tested]))
-        row = [size(number), f"{mean:.1f} ± {half:.1f} ({len(tested)})"]
-        row.append(", ".join(f"{ends[number][best, seed]:.0f}" for seed in (searched.TRIED, searched.AGAIN)))
-        row += [f"{flags[name]:.3g}" if isinstance(flags[name], float) else str(flags[name]) for name in names]
-        rows.append([*row, f"{np.median([run['seconds'] for run in tested]) / 60:.1f}"])
-    flags = [f"`--{name.replace('_', '-')}`" for name in names]
-    table(["N × K", "Asterix", "in the search", *flags, "minutes"], rows)
-    text = f"Scores, 95 %: {size('many')} minus {size('small')} {signed(*claim.less[1:4], 2)}. More environments end "
-    text += f"higher: **{claim.verdict}**; {claim.answer}. Less the difference with the other games' flags: "
-    text += f"{signed(*claim.gone, 2)}. "
-    if np.mean([run["return"] for run in of["many"]]) <= study.GATE[study.THIRD]:
+        x = searched.flag_sets(number)[best]
+        flags = f"searched there: rate {x['learning_rate']:.3g}, minibatch {x['minibatch_size']:,}, epochs "
+        flags += f"{x['update_epochs']}, λ {x['gae_lambda']:.2f}, ε {x['clip_eps']:.2f}, entropy {x['ent_coef']:.3g}"
+        lines.append((size(number), flags, of))
+    rows = []
+    for name, flags, of in lines:
+        timed = [run for run in of if of is not third["small"] or run["seed"] >= study.EARLIER]  # on one machine
+        until = np.median([next((s for _, s, value in run["curve"] if (value or 0) >= 10), np.inf) for run in timed])
+        mean, half = plots.mean_and_ci(np.array([run["return"] for run in of]))
+        minutes = f"{np.median([run['seconds'] for run in timed]) / 60:.1f}"
+        row = [name, flags, f"{mean:.1f} ± {half:.1f} ({len(of)})", minutes]
+        rows.append([*row, "–" if np.isinf(until) else f"{until / 60:.1f}"])
+    table(["N × K", "flags", "Asterix", "minutes", "minutes until 10 in training"], rows)
+    many_less_small = f"{size('many')} minus {size('small')}"
+    (_, low, high), _ = borrowed[study.PAIRS[0]]
+    verdict = f"refuted, {named('small')} ends higher" if high < 0 else study.judged(low, high, *study.CLAIMS[0][3:])
+    text = f"Scores, {many_less_small}, 95 %: with the other games' flags {signed(*borrowed[study.PAIRS[0]][0], 2)}, "
+    text += (
+        f"**{verdict}**; with flags searched there {signed(*claim.less[1:4], 2)}, **{claim.verdict}**; the second less "
+    )
+    text += f"the first {signed(*claim.gone, 2)}: **{claim.answer}**. "
+    if np.mean([run["return"] for run in own["many"]]) <= study.GATE[study.THIRD]:
         text += f"Twelve sets of flags had none with which {size('many')} reach pgx's PPO. "
-    if "middle" in of:
-        scores = {number: searched.scores(tested) for number, tested in of.items()}
-        others = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
-        told = (f"{size('middle')} minus {size(number)} {signed(*x[1:4], 2)}" for number, x in others.items())
-        text += f"Without a verdict: {'; '.join(told)}. "
-    tried = {number: [ends[number][index, searched.TRIED] for index in sets] for number in of}
+    others = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][0], 2)}" for a, b in study.PAIRS[1:]]
+    if "middle" in own:
+        scores = {number: searched.scores(of) for number, of in own.items()}
+        less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
+        others += [f"searched there, {size('middle')} minus {size(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
+    three = signed(*borrowed[study.PAIRS[0]][1], 2)
+    text += f"Without a verdict: {'; '.join(others)}; {many_less_small} over the three games {three}. Returns of the twelve sets, seed 100: "
+    ends, sets = {number: searched.ends(runs, number) for number in own}, range(3 + searched.DRAWN)
+    tried = {number: [ends[number][index, searched.TRIED] for index in sets] for number in own}
     rank = stats.spearmanr(tried["small"], tried["many"]).statistic
-    text += "The twelve sets, seed 100: "
-    text += "; ".join(f"{size(number)} {', '.join(f'{x:.0f}' for x in tried[number])}" for number in of)
-    text += f" (rank correlation of the first two {rank:.2f}). ".replace("-", "−") + where(of["small"])
+    text += "; ".join(f"{size(number)} {', '.join(f'{x:.0f}' for x in of)}" for number, of in tried.items())
+    text += f" (rank correlation of the first two {rank:.2f}). ".replace("-", "−") + where(own["small"])
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
