@@ -255,7 +255,8 @@ def third_game() -> None:
         less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
         others += [f"searched there, {size('middle')} minus {size(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
     three = signed(*borrowed[study.PAIRS[0]][1], 2)
-    text += f"Without a verdict: {'; '.join(others)}; {many_less_small} over the three games {three}. Returns of the twelve sets, seed 100: "
+    text += f"Without a verdict: {'; '.join(others)}; {many_less_small} over the three games {three}. "
+    text += "Returns of the twelve sets, seed 100: "
     ends, sets = {number: searched.ends(runs, number) for number in own}, range(3 + searched.DRAWN)
     tried = {number: [ends[number][index, searched.TRIED] for index in sets] for number in own}
     rank = stats.spearmanr(tried["small"], tried["many"]).statistic
