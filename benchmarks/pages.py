@@ -82,8 +82,8 @@ def learning() -> None:
             minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
             how = ", ".join(f"{said(x)} {where} ({len(x)})" for where, x in parts.items())
             ends = np.concatenate([*parts.values()])
-            how = f"{len(ends)} runs: {how}; {minutes:.1f} minutes on two cores; some [stay at the first wall of "
-            how += "bricks](docs/report.md#games-without-chance)"
+            how = f"{len(ends)} runs: {how}; {minutes:.1f} minutes on two cores; some [stay at the first wall "
+            how += "of bricks](docs/log.md#2026-11-29-breakouts-slow-seeds)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
             how += f", {on_gpu} of them on an H100"
@@ -99,23 +99,17 @@ def of_defaults() -> dict[str, np.ndarray]:
     return {"on one core": np.array(one), "on two": np.array(two), "on an H100": np.array(gpu)}
 
 
-def chance(brief: bool = False) -> None:
-    """Training with sticky actions for games that have none. brief: only a sentence."""
-    rows, claims = [], []
+def chance() -> None:
+    """Training with sticky actions for games that have none."""
+    rows = []
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         plain = np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"]])
         plain = np.concatenate([*of_defaults().values()]) if game == "Breakout" else plain
         trained = np.array([run["sampled"] for run in learned()[f"{game.lower()}_chance"]])
-        claims.append(effects.difference(game, trained, plain, level=0.975, above=0.0 if game != "Asterix" else None))
+        less = effects.difference(game, trained, plain, level=0.975, above=0.0 if game != "Asterix" else None)
         shown = ("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) for x in (plain, trained))
         spread = (f"{x.std(ddof=1):.0f}, {x.min():.0f}" for x in (plain, trained))
-        rows.append([game, *shown, signed(*claims[-1][1:4]), claims[-1].outcome, *spread])
-    if brief:
-        (_, plain, trained, less, *_, before, after), (invaders, *_) = rows[0], claims[1:]
-        worst = (x.partition(", ")[2] for x in (before, after))
-        text = f"Breakout: trained with `--sticky-actions 0.1` and played without, the defaults end at {trained} in "
-        text += f"place of {plain}, the worst at {' in place of '.join(reversed([*worst]))}: {less} (97.5 %; "
-        return print(textwrap.fill(f"{text}SpaceInvaders {signed(*invaders[1:4])}).", 118, break_on_hyphens=False))
+        rows.append([game, *shown, signed(*less[1:4]), less.outcome, *spread])
     head = ["", "trained as played", "trained with sticky actions", "difference (97.5 %)", "claimed above 0"]
     table([*head, "standard deviation, worst", "with sticky actions"], rows)
 
