@@ -43,6 +43,7 @@ from common.run.folder import write_atomically
 from experiments import effects, grid
 
 POINTS = 40  # of a stored curve
+PLAIN = ("sticky_actions", 0)  # how the policies of some rows are played
 NOT_SETTINGS = {*plots.BOOKKEEPING, "eval_deterministic"}  # of which a result does not depend
 
 
@@ -96,19 +97,15 @@ def settings(row: Row) -> str:
 
 def make_cell(row: Row, seed: int) -> grid.Cell:
     """A run as experiments/grid.py makes and resumes it."""
-    flags, updates = as_flags(shlex.split(row.command(seed))[2:]), settled(row.script, row.flags).num_updates
-    return grid.Cell(row.script.removesuffix(".py"), f"{row.name}__{seed}__{settings(row)}", flags, updates)
-
-
-def as_flags(words: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """Words of a command line -> names and values."""
     found: dict[str, Any] = {}
-    for word in words:
+    for word in shlex.split(row.command(seed))[2:]:
         if word.startswith("--"):
             found[name := word[2:].replace("-", "_")] = ()
         else:
             found[name] += (word,)
-    return tuple((name, value or True) for name, value in found.items())
+    flags = tuple((name, value or True) for name, value in found.items())
+    updates = settled(row.script, row.flags).num_updates
+    return grid.Cell(row.script.removesuffix(".py"), f"{row.name}__{seed}__{settings(row)}", flags, updates)
 
 
 def greedy_cell(cell: grid.Cell, runs_dir: Path, *flags: tuple[str, Any]) -> grid.Cell:
@@ -118,11 +115,13 @@ def greedy_cell(cell: grid.Cell, runs_dir: Path, *flags: tuple[str, Any]) -> gri
 
 
 def players(row: Row, cell: grid.Cell, runs_dir: Path) -> dict[str, grid.Cell]:
-    """The runs that play its policy, by what is stored of them. If it is played otherwise than it was trained, one
-    plays it with sampled actions."""
-    greedy = greedy_cell(cell, runs_dir, *as_flags(shlex.split(row.played)))
-    sampled = replace(greedy, name=f"{cell.name}__played", flags=greedy.flags[:-1])
-    return {"greedy": greedy} | ({"sampled": sampled} if row.played else {})
+    """The runs that play its policy, by what is stored of them: with the most probable actions; with sampled ones, too,
+    if it is not played as it was trained."""
+    if not row.plain:
+        return {"greedy": greedy_cell(cell, runs_dir)}
+    played = (("evaluate", str(runs_dir / cell.name)), PLAIN)
+    sampled = replace(cell, name=f"{cell.name}__played", flags=played)
+    return {"greedy": greedy_cell(cell, runs_dir, PLAIN), "sampled": sampled}
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -175,7 +174,7 @@ def measured(row: Row, seed: int, folder: Path) -> dict[str, Any]:
         "jax": record["versions"]["jax"],
         "num_envs": settled(row.script, row.flags).num_envs,
         "steps": steps,
-        "sampled": None if row.played else summary["eval/episodic_return"]["mean"],
+        "sampled": None if row.plain else summary["eval/episodic_return"]["mean"],
         "greedy": None,
         "seconds": seconds,
         "compile_s": summary.get("compile_s"),
@@ -322,7 +321,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
     script = peer(row) or f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
-    script += " with PureJaxRL's flags" * (SAME in row.flags) + " trained with sticky actions" * bool(row.played)
+    script += " with PureJaxRL's flags" * (SAME in row.flags) + " with sticky actions in training only" * row.plain
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
     cells += [f"{number(mean)}{spread}", number(np.median(scores))]
     if tenth:
@@ -365,7 +364,8 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
     lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [make_line(row, stored, tenth, goals) for row in rows]
     commands = [typed(row).replace(SAME, "$SAME") for row in rows]
-    commands += [f"python {row.script} --evaluate RUN {row.played}" for row in rows if row.played]
+    play = shlex.join(grid.spelled(dict([("evaluate", "RUN"), PLAIN])))
+    commands += [f"python {row.script} {play}  # of a run with sticky actions" for row in rows if row.plain]
     lines += [
         "",
         "<details><summary>Commands</summary>",

@@ -87,6 +87,13 @@ def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     ]
 
 
+def judged(runs: dict[str, dict[str, Any]]) -> str:
+    """What the rules say of all claims together."""
+    ends = [np.mean([run["return"] for run in of]) for of in by_arm(runs).values()]
+    passes_gate = max(ends) > arms.GATE[GAME]
+    return effects.verdict(claimed(runs)) if passes_gate else "nothing is said, since the gate fails"
+
+
 def draw(runs: dict[str, Any], path: Path) -> None:
     """Each run's return in training, and final returns beside those of the shorter runs."""
     shorter, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}

@@ -211,8 +211,7 @@ def long_runs() -> None:
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
     ends = {arm: [run["return"] for run in of] for arm, of in by_arm.items()}
     passed = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of] for arm, of in by_arm.items()}
-    passes_gate = max(map(np.mean, ends.values())) > study.GATE[lasting.GAME]
-    verdict = effects.verdict(claims) if passes_gate else "nothing is said, since the gate fails"
+    verdict = lasting.judged(found["runs"])
     rows = []
     for arm, of in by_arm.items():
         waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in passed[arm])

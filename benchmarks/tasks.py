@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 PEER = "benchmarks/peers.py"  # other programs; their flags are in that file
 
@@ -21,7 +22,7 @@ class Row:
     goals: tuple[float, ...] = ()  # the page says after how many seconds the return in training is each
     seeds: int = 5
     alone: bool = False  # on all cores
-    played: str = ""  # flags with which its policies are played, if not as they were trained
+    plain: bool = False  # its policies, trained with sticky actions, are played without
 
     def command(self, seed: int) -> str:
         """What a user types. It identifies a run."""
@@ -208,7 +209,8 @@ def on_minatar() -> Iterator[Row]:
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
             if not sticky and game != "Freeway":
-                chance = {"flags": f"{flags} --sticky-actions 0.1", "played": "--sticky-actions 0"}
+                chance: dict[str, Any] = {"flags": f"{flags} --sticky-actions 0.1", "plain": True}
+                chance["seeds"] = 10 if game == "Breakout" else 3
                 yield Row(f"{game.lower()}_chance", script="ppo.py", **chance, **rest)
             for script in ("ppo_ewma", "pqn"):
                 yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)

@@ -16,7 +16,7 @@ from conftest import ROOT, metrics_of, start, wait_for
 
 import ppo
 import sfl_kinetix
-from common.run import checkpoints
+from common.run import checkpoints, devices
 from common.run.arguments import typed
 
 SMALL = (
@@ -166,6 +166,15 @@ def test_bad_input_and_processes_that_differ_end_both(tmp_path, differing, said)
     assert codes == [2, 2], errors
     assert all(error.count("\n") == 1 and said in error for error in errors)
     assert not differing or not (tmp_path / "runs").exists()
+
+
+def test_a_process_counts_the_cores_that_it_is_bound_to(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for there, cores in ((None, 8), ("3", 3), ("9", 8)):
+        monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+        if there:
+            monkeypatch.setenv("SLURM_CPUS_PER_TASK", there)
+        assert devices._cores() == cores
 
 
 @pytest.mark.slow

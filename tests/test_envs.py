@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Bandit, Counter, Toy
+from conftest import Bandit, Counter, Noise, Toy
 from scipy.stats import binomtest, chisquare, kstest
 
 from common import evaluation
@@ -106,6 +106,14 @@ def test_a_time_limit_truncates_what_has_not_ended():
     np.testing.assert_array_equal(out.terminated, done & (end < 9))  # an end in the last step is an end
     np.testing.assert_array_equal(out.truncated, done & (end == 9))
     assert all(((end == e) & done).sum() > 20 for e in (3, 4, 9))
+
+
+def test_clipped_rewards_are_learned_from_and_not_reported():
+    """Of 0, -1 and -2; those above 0 are in test_every_script.py."""
+    out, bare = (play(VectorEnv(Noise(Discrete((4,))), 8, reward_clip=clip), 14)[2] for clip in (0.5, None))
+    assert {-2, -1, 0} == set(bare.reward.ravel())
+    np.testing.assert_array_equal(out.reward, np.maximum(bare.reward, -0.5))
+    np.testing.assert_array_equal(out.episode.total_reward, bare.episode.total_reward)
 
 
 def test_step_is_replayed_in_python():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from conftest import ended, read, start, write_run
+from test_grid import tasks
 
 import figures
 from common.run import arguments
@@ -291,19 +292,13 @@ def written(tmp_path_factory):
     return top
 
 
-def judged(name, world, seeds):
-    data = Data(FIGURES[name].presets["laptop"], Path("/nowhere"))
-    data._lines = world_of(world, seeds)
-    shown, checks = FIGURES[name].show(data, FIGURES[name].cells(data.p))
-    assert shown and checks
-    return verdict(checks), "\n".join(map(str, checks))
-
-
 @pytest.mark.parametrize("name", AT_HOME)
 def test_a_claim_holds_where_it_is_true_and_does_not_where_all_runs_are_alike(name):
     for world, outcome in (("true", "holds"), ("flat", "does not hold")):
-        found, checks = judged(name, world, 10)
-        assert found == outcome, checks
+        data = Data(FIGURES[name].presets["laptop"], Path("/nowhere"))
+        data._lines = world_of(world, 10)
+        shown, checks = FIGURES[name].show(data, FIGURES[name].cells(data.p))
+        assert shown and checks and verdict(checks) == outcome, "\n".join(map(str, checks))
 
 
 @pytest.mark.parametrize("name", AT_HOME)
@@ -382,6 +377,14 @@ def test_a_dry_run_prints_the_command_of_each_missing_run(capsys, tmp_path, writ
 def test_no_picture_is_drawn_of_nothing(capsys, tmp_path, no_runs):
     flags = "5a", "--launch", "none", "--runs-dir", tmp_path, "--results-dir", tmp_path
     assert ended(capsys, figures, *flags)[0] == 2 and not any(tmp_path.glob("fig*"))
+
+
+def test_the_slurm_arrays_hold_the_commands_of_the_runs(tmp_path, no_runs, capsys):
+    start(figures, "1a", "3a", "--preset", "paper", "--launch", "slurm", "--runs-dir", tmp_path)
+    cells = grid.with_sources([c for f in ("1a", "3a") for c in each(FIGURES[f].cells(PRESETS["paper"]))])
+    lines = [line for n in (0, 1) for line in tasks((tmp_path / f"paper/fig-1a-3a-{n}.sbatch").read_text())]
+    assert [shlex.split(x)[1:] for x in lines] == [grid.command(cell, tmp_path / "paper")[1:] for cell in cells]
+    assert "1a 3a --preset paper" in capsys.readouterr().err
 
 
 def test_all_means_every_figure_of_the_preset():

@@ -47,7 +47,7 @@ if __name__ == "__main__":
     for line in lines:
         line["charts/episodic_return"] = None if line["update"] == 1 else 10 * line["update"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\\\n" for line in lines))
-    score = 50 + int(words.get("--speed", 0)) if "--evaluate" in words else 40 + int(words["--seed"])
+    score = 50 if "--evaluate" in words else 40 + int(words["--seed"])
     write("summary.json", {"updates": 4, "compile_s": 6.5, "eval/episodic_return": {"mean": score}})
 """.replace("\\\\", "\\")
 
@@ -75,7 +75,7 @@ def test_every_row_is_a_command_that_its_script_takes():
     for row in tasks.TABLE.values():
         assert (ROOT / row.script).is_file() and row.group in tasks.GROUPS
         assert not row.against or row.against in tasks.TABLE
-    assert len({(r.command(0), r.alone, r.played) for r in tasks.TABLE.values()}) == len(tasks.TABLE)
+    assert len({(r.command(0), r.alone, r.plain) for r in tasks.TABLE.values()}) == len(tasks.TABLE)
 
 
 def test_ours_beside_purejaxrl_has_all_settings_of_its_notebook():
@@ -152,16 +152,16 @@ def test_runs_are_made_once_and_stored_with_both_evaluations(stub):
 
 
 def test_policies_are_played_otherwise_than_trained_where_the_row_says_so(stub):
-    row, args = replace(learning.TABLE["good"], played="--speed 9"), Args(rows=("good",), seeds=(0,))
+    row, args = replace(learning.TABLE["good"], plain=True), Args(rows=("good",), seeds=(0,))
     learning.TABLE["good"] = row
     assert learning.make(args, [row]) == [] == learning.make(args, [row])
     (run,) = learning.read(args.out).values()
-    assert (run["sampled"], run["greedy"]) == (59, 59)
+    assert (run["sampled"], run["greedy"]) == (50, 50)
     greedy, played = sorted(words[2:] for words in stub()[1:])
-    assert played[:2] == ["--speed", "9"] and greedy[:3] == ["--speed", "9", "--eval-deterministic"]
+    assert played[:2] == ["--sticky-actions", "0"] and greedy[:3] == [*played[:2], "--eval-deterministic"]
     stored = {(row.name, run["command"]): run}
-    assert "| `stub.py` trained with sticky actions, N = 8 |" in learning.make_page(stored, "")
-    assert "--evaluate RUN --speed 9" in learning.make_page(stored, "")
+    assert "| `stub.py` with sticky actions in training only, N = 8 |" in learning.make_page(stored, "")
+    assert "--evaluate RUN --sticky-actions 0" in learning.make_page(stored, "")
     assert learning.runs_of(row, {(row.name, run["command"]): run | {"sampled": None}}) == []
 
 

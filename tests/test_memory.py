@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import pytest
 
 import sapg
@@ -24,6 +25,12 @@ def test_the_limit_of_a_group_is_the_smallest_above_it(tmp_path, groups, limits,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert memory.cgroup_limit(tmp_path) == smallest
+
+
+def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):
+    assert memory.cgroup_limit(tmp_path) == math.inf  # not Linux
+    monkeypatch.setattr(memory, "cgroup_limit", lambda: 12345)
+    assert memory.device_bytes(jax.devices()[:1]) == 12345
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from conftest import ROOT, ended, refusal, start
 import ppo
 from common import envs
 from common.run import arguments, checkpoints, plots, run as runs
-from common.run.folder import _of_environment
 from common.suites import own
 
 SMALL = "--num-envs 32 --num-steps 8 --minibatch-size 64 --hidden-sizes 8 --num-devices 1 --num-eval-episodes 32 "
@@ -170,11 +169,6 @@ def test_a_file_imports_its_neighbours_and_hides_no_package(here, monkeypatch):
     (here / "dir/colorsys.py").write_text("raise RuntimeError")
     (here / "dir/my_file.py").write_text("import colorsys\nfrom neighbour import Walk\n")
     assert envs.make("dir/my_file.py:Walk", 1).suite.name == "Walk"
-
-
-def test_the_name_of_a_run_is_one_folder():
-    assert _of_environment("/some/dir/my_file.py:MyEnv") == "my_file-MyEnv"
-    assert _of_environment("gymnasium/ale_py:ALE/Pong-v5") == "ale_py-ALE-Pong-v5"
 
 
 ARGUMENTS = WALK + NATIVE.replace("class Walk", "class Native") + """

@@ -21,7 +21,6 @@ ARGS = ppo_ewma.Args(
     num_envs=8, num_steps=8, total_timesteps=64 * 4, minibatch_size=16, hidden_sizes=(8,), num_devices=1,
     learning_rate=1e-2, com=4.0, clip_vloss=False,
 )  # fmt: skip
-ONLY_POLICY = replace(ARGS, vf_coef=0.0, ent_coef=0.0)
 
 
 def loss_of(args, now, proximal, acted, advantage):
@@ -62,7 +61,7 @@ def test_policy_loss_is_clipped_around_the_proximal_policy_and_weighted_for_the_
         ],
     }[bound]
     acted, proximal, now, advantage, losses, slopes = np.transpose(by_hand)
-    args = replace(ONLY_POLICY, max_importance_ratio=bound)
+    args = replace(ARGS, vf_coef=0.0, ent_coef=0.0, max_importance_ratio=bound)
     loss, parts, grads = loss_of(args, now, proximal, acted, advantage)
     assert loss == parts["losses/policy_loss"] == pytest.approx(losses.mean(), rel=1e-5)
     np.testing.assert_allclose(len(by_hand) * grads, slopes, rtol=1e-4)
@@ -95,14 +94,6 @@ def test_metrics_by_hand():
     assert loss == pytest.approx(expected["losses/policy_loss"] - 0.1 * np.mean(entropy), rel=1e-5)
 
 
-def optimise(args, network, params, batch, learning_rate=0.01):
-    """From a fresh learner: the proximal policy is the policy."""
-    proximal = ppo_ewma.Proximal(params, jnp.ones(()))
-    learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(params), proximal, None, None)
-    run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, jax.random.key(0), learning_rate)  # noqa: E731
-    return on_devices(run)(learner, batch)
-
-
 def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     """Three epochs of four minibatches, with steps large enough to be clipped: the same parameters, metrics too."""
     args = replace(ARGS, update_epochs=3, num_minibatches=4, minibatch_size=None, clip_vloss=True)
@@ -113,7 +104,9 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     action, (advantage, error) = dist.sample(jax.random.key(1)), rng.normal(1, 2, (2, 64)).astype(np.float32)
     batch = ppo_ewma.Batch(obs, action, dist.log_prob(action), value, advantage, value + error)
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
-    frozen, metrics = optimise(args, network, params, batch, 0.1)
+    learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(params), ppo_ewma.Proximal(params, jnp.ones(())), None, None)
+    run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    frozen, metrics = on_devices(run)(learner, batch)
     learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
     own = {"com", "ewma_debias", "max_importance_ratio"}
     theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})

@@ -27,52 +27,39 @@ ARGS = ppo_rnd.Args(
 NOISE = Noise(Discrete((3,)))
 
 
-class Recorded:
-    """Two updates of two chunks on Noise: what each chunk's rollout gave and what the inner loop got, in order."""
-
-    def __init__(self):
-        self.args = replace(ARGS, num_rollout_chunks=2, num_minibatches=4, minibatch_size=None)
-        with pytest.MonkeyPatch.context() as patch:
-            self.rollouts = watched(patch, ppo_rnd, "rollout", lambda out, *_: out[1:3])
-            self.batches = watched(patch, ppo_rnd, "optimise", lambda _, *given: given[3])
-            self.training = Training(ppo_rnd, NOISE, self.args)
-            self.states, *_ = self.training.run(2)
-            jax.effects_barrier()
-        assert len(self.rollouts) == len(self.batches) == 4
-
-
-@pytest.fixture(scope="module")
-def recorded():
-    return Recorded()
-
-
 def discounted(rewards, gamma):
     """The discounted sum of the rewards [T] so far, at each time."""
     return [sum(gamma ** (t - s) * rewards[s] for s in range(t + 1)) for t in range(len(rewards))]
 
 
-def normalised_rewards(recorded):
+def normalised_rewards(rollouts):
     """-> each rollout's novelty [T, N] over the deviation of all returns so far, the returns at the end [chunk][n]."""
     streams, returns, found, ends = [[[] for _ in range(4)] for _ in range(2)], [], [], [[0] * 4 for _ in range(2)]
-    for i, (t, _) in enumerate(recorded.rollouts):
+    for i, (t, _) in enumerate(rollouts):
         chunk = i % 2
         for n in range(4):
             streams[chunk][n] += list(t.novelty[:, n].astype(np.float64))
-            course = discounted(streams[chunk][n], recorded.args.int_gamma)
+            course = discounted(streams[chunk][n], ARGS.int_gamma)
             returns += course[-8:]
             ends[chunk][n] = course[-1]
         found.append(t.novelty / np.std(returns))
     return found, ends
 
 
-def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_weights(recorded):
+def test_two_rewards_have_advantages_of_their_own_which_are_added_with_their_weights(monkeypatch):
     """Intrinsic rewards are divided by the deviation of their discounted sums, in a double loop over time from the
     first step: over episodes, chunks and updates. So go their returns; the extrinsic ones end with the episode."""
-    assert all((t.terminated | t.truncated).any() for t, _ in recorded.rollouts)
-    rewards, ends = normalised_rewards(recorded)
+    args = replace(ARGS, num_rollout_chunks=2, num_minibatches=4, minibatch_size=None)
+    rollouts = watched(monkeypatch, ppo_rnd, "rollout", lambda out, *_: out[1:3])  # of each chunk
+    batches = watched(monkeypatch, ppo_rnd, "optimise", lambda _, *given: given[3])
+    states, *_ = Training(ppo_rnd, NOISE, args).run(2)
+    jax.effects_barrier()
+    assert len(rollouts) == len(batches) == 4
+    assert all((t.terminated | t.truncated).any() for t, _ in rollouts)
+    rewards, ends = normalised_rewards(rollouts)
     assert max(reward.max() for reward in rewards) < 10
-    np.testing.assert_allclose(recorded.states[-1].environments.int_return, ends, rtol=1e-4)
-    for (t, last_value), batch, reward in zip(recorded.rollouts, recorded.batches, rewards, strict=True):
+    np.testing.assert_allclose(states[-1].environments.int_return, ends, rtol=1e-4)
+    for (t, last_value), batch, reward in zip(rollouts, batches, rewards, strict=True):
         endless = np.zeros_like(t.terminated)
         stream = t._replace(reward=reward, value=t.value[..., 1], terminated=endless, truncated=endless)
         intrinsic = mean_of_n_step_returns(stream, last_value[:, 1], 0.99, 0.95)
