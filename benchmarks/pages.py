@@ -71,47 +71,58 @@ def learned() -> dict[str, list[dict[str, Any]]]:
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
     print("![Return of ppo.py, pqn.py, PureJaxRL's and rejax's PPO](results/learning.png)\n")
-    said = lambda values: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(values)))  # noqa: E731
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
-        found = learned()[row.name]
-        ends, how = [run["sampled"] for run in found], f"{len(found)} seeds"
-        theirs = f"{row.source}: {row.reference:.0f}"
-        if game == "Breakout":  # every run of the defaults, since its returns vary most
-            parts = of_defaults()
-            minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
-            how = ", ".join(f"{said(x)} {where} ({len(x)})" for where, x in parts.items())
-            ends = np.concatenate([*parts.values()])
-            how = f"{len(ends)} runs: {how}; {minutes:.1f} minutes on two cores; some [stay at the first wall "
-            how += "of bricks](docs/log.md#2026-11-29-breakouts-slow-seeds)"
+        found, theirs = learned()[row.name], f"{row.source}: {row.reference:.0f}"
+        ends, how = of_defaults(game), f"{len(found)} seeds"
+        if game == "Breakout":
+            typed = learned()["headline_2048"]
+            cpu = typed[0]["machine"]["cpu"].partition("(")[0]
+            how = ", ".join(f"{said(x)} {where} ({len(x)})" for where, x in by_place().items())
+            how = f"{len(ends)} runs of {len(found)} seeds: {how}; on two cores ({cpu}) "
+            how += f"{np.median([run['seconds'] for run in typed]) / 60:.1f} minutes; [{sum(ends < lasting.WALL)} runs "
+            how += "stay at the first wall of bricks](docs/log.md#2026-11-29-breakouts-slow-seeds)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
             how += f", {on_gpu} of them on an H100"
         greedy = f", {np.mean([run['greedy'] for run in found]):.0f} with most probable actions" * (game != "Breakout")
-        steps = f"{found[0]['steps'] / 1e6:.1f}M steps"
-        print(f"- **{game}**: {said(ends)} after {steps}{greedy} ({theirs}); {how}")
+        print(f"- **{game}**: {said(ends)} after {found[0]['steps'] / 1e6:.1f}M steps{greedy} ({theirs}); {how}")
 
 
-def of_defaults() -> dict[str, np.ndarray]:
-    """Returns of all runs of the defaults on Breakout, by where they ran."""
+def said(values: Sequence[float] | np.ndarray) -> str:
+    """Mean and half its 95 % interval."""
+    return "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(values)))
+
+
+def by_place() -> dict[str, np.ndarray]:
+    """{place: returns of the defaults on Breakout there}; a third of the H100's runs had full float32."""
     one, two = ([run["sampled"] for run in learned()[row]] for row in ("breakout_ppo_2048", "headline_2048"))
     gpu = [value for call in read("gpu")["ten_seeds"]["calls"] for value in call["sampled"]]
     return {"on one core": np.array(one), "on two": np.array(two), "on an H100": np.array(gpu)}
+
+
+def of_defaults(game: str) -> np.ndarray:
+    """Returns of the defaults; on Breakout, where they vary most, of all runs."""
+    one = np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"]])
+    return np.concatenate([*by_place().values()]) if game == "Breakout" else one
 
 
 def chance() -> None:
     """Training with sticky actions for games that have none."""
     rows = []
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
-        plain = np.array([run["sampled"] for run in learned()[f"{game.lower()}_ppo_2048"]])
-        plain = np.concatenate([*of_defaults().values()]) if game == "Breakout" else plain
-        trained = np.array([run["sampled"] for run in learned()[f"{game.lower()}_chance"]])
+        plain, runs = of_defaults(game), learned()[f"{game.lower()}_chance"]
+        trained = np.array([run["sampled"] for run in runs])
         less = effects.difference(game, trained, plain, level=0.975, above=0.0 if game != "Asterix" else None)
-        shown = ("{:.0f} ± {:.0f} ({})".format(*plots.mean_and_ci(x), len(x)) for x in (plain, trained))
-        spread = (f"{x.std(ddof=1):.0f}, {x.min():.0f}" for x in (plain, trained))
-        rows.append([game, *shown, signed(*less[1:4]), less.outcome, *spread])
-    head = ["", "trained as played", "trained with sticky actions", "difference (97.5 %)", "claimed above 0"]
-    table([*head, "standard deviation, worst", "with sticky actions"], rows)
+        verdict = {"does not hold": "refuted"}.get(less.outcome, less.outcome)
+        row = [game, *(f"{said(x)} ({len(x)})" for x in (plain, trained)), signed(*less[1:4]), verdict]
+        row += [f"{x.std(ddof=1):.0f}, {x.min():.0f}" for x in (plain, trained)]
+        rows.append([*row, f"{np.mean([run['greedy'] for run in runs]):.0f}"])
+    head = ["", "trained as played", "with sticky actions", "difference (97.5 %)", "claimed above 0"]
+    table([*head, "standard deviation, worst", "with sticky actions", "its most probable actions"], rows)
+    alike = [x for brand, x in by_brand("Breakout").items() if brand == runs[0]["machine"]["cpu"]]
+    same = f"; the defaults on such a core {said(alike[0])} ({len(alike[0])})" if alike else ""
+    print(f"\nTrained with sticky actions on one core each ({runs[0]['machine']['cpu']}){same}.")
 
 
 def by_brand(game: str) -> dict[str, np.ndarray]:
@@ -126,10 +137,11 @@ def by_number() -> None:
     games, rows = [*tasks.GAMES][:3], []
     for number in (64, 512, 2048, 8192):
         cells = []
-        for found in (learned()[f"{game.lower()}_ppo_{number}"] for game in games):
-            mean, half = plots.mean_and_ci(np.array([run["sampled"] for run in found]))
-            gpu = ", GPU" * any("together" in run for run in found)
-            cells.append(f"{mean:.0f} ± {half:.0f} ({len(found)}{gpu})")
+        for game in games:
+            found = learned()[f"{game.lower()}_ppo_{number}"]
+            ends = of_defaults(game) if number == ppo.Args.num_envs else [run["sampled"] for run in found]
+            gpu = ", GPU" * (len(ends) > len(found) or any("together" in run for run in found))
+            cells.append(f"{said(ends)} ({len(ends)}{gpu})")
         rows.append([f"{number:,}", f"{tasks.STEPS // (number * ppo.Args.num_steps):,}", *cells])
     table(["environments", "updates", *games], rows)
 
@@ -288,7 +300,6 @@ def gpu(brief: bool = False) -> None:
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
     on_cpu = lambda game: np.concatenate([*by_brand(game).values()])  # noqa: E731
-    said = lambda x: "{:.0f} ± {:.0f}".format(*plots.mean_and_ci(np.array(x)))  # noqa: E731
     ten, rows = found["ten_seeds"], []
     cpu = on_cpu("Breakout")
 

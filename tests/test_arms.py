@@ -165,19 +165,24 @@ def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monk
              for seed in range(6)}  # fmt: skip
     games = {f"{arm}{game}{seed}": run(arm, seed, 1.0) | {"env_id": game}
              for arm in arms.ARMS for game in arms.GAMES for seed in range(3)}  # fmt: skip
-    found = {"third_game": {"runs": runs}, "arms": {"runs": known | games}, "recipes": {"runs": {}}}
-    monkeypatch.setattr(pages_of_figures, "read", found.get)
+    found = {"third_game": {"runs": runs}, "arms": {"runs": known | games}}
+    others = pages_of_figures.read
+    monkeypatch.setattr(pages_of_figures, "read", lambda name: found.get(name) or others(name))
+    monkeypatch.setattr(arms, "EARLIER", 0)
     pages_of_figures.third_game()
     told = " ".join(capsys.readouterr().out.split())
     flags = third_game.flag_sets("many")[4]
     assert f"rate {flags['learning_rate']:.3g}, minibatch {flags['minibatch_size']:,}, epochs" in told
     assert "searched there −0.20" in told and "first +0.70" in told and "**in part the flags were why**" in told
     assert told.count("refuted, 64 × 32 ends higher") == 2 and "Twelve sets" not in told and "| 2.0 | – |" in told
+    pages_of_figures.asked()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "with these flags | −0.90 (" in told and told.count("| higher: refuted, 64 × 32 ends higher |") == 2
     claim = third_game.claimed(runs, arms.on_third(known, {}))
     missing = {name: run for name, run in runs.items() if (run["arm"], run["seed"]) != ("many", 11)}
-    assert third_game.claimed(missing, arms.on_third(known, {})).verdict == "open (5 of 6 seeds)"
+    assert third_game.claimed(missing, arms.on_third(known, {}))[2:] == ("open (5 of 6 seeds)",) * 2
     monkeypatch.setitem(arms.GATE, arms.THIRD, 99.0)
-    assert third_game.claimed(runs, arms.on_third(known, {})).verdict == "nothing, since the gate fails"
+    assert third_game.claimed(runs, arms.on_third(known, {}))[2:] == ("nothing is said, since the gate fails",) * 2
     assert claim.gone[1] > 0 > claim.less.high
 
 
