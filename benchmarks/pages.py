@@ -70,23 +70,22 @@ def learned() -> dict[str, list[dict[str, Any]]]:
 
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
-    print("![Return of ppo.py, pqn.py, PureJaxRL's and rejax's PPO](results/learning.png)\n")
+    print("![Return in training of ppo.py, pqn.py (which explores), PureJaxRL's PPO, rejax's](results/learning.png)\n")
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
         found, theirs = learned()[row.name], f"{row.source}: {row.reference:.0f}"
         ends, how = of_defaults(game), f"{len(found)} seeds"
         if game == "Breakout":
-            typed = learned()["headline_2048"]
-            cpu = typed[0]["machine"]["cpu"].partition("(")[0]
-            how = ", ".join(f"{said(x)} {where} ({len(x)})" for where, x in by_place().items())
-            how = f"{len(ends)} runs of {len(found)} seeds: {how}; on two cores ({cpu}) "
-            how += f"{np.median([run['seconds'] for run in typed]) / 60:.1f} minutes; [{sum(ends < lasting.WALL)} runs "
-            how += "stay at the first wall of bricks](docs/log.md#2026-11-29-breakouts-slow-seeds)"
+            minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
+            places = ", ".join(f"{np.mean(x):.0f} {where}" for where, x in by_place().items())
+            how = f"{len(ends)} runs, {minutes:.1f} minutes each on two cores; [{places}](docs/scaling.md#on-a-gpu); "
+            how += f"[{sum(ends < lasting.WALL)} stay at the first wall](docs/log.md#2026-11-29-breakouts-slow-seeds)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
             how += f", {on_gpu} of them on an H100"
+        below = "below " * bool(ends.mean() + plots.mean_and_ci(ends)[1] < row.reference)
         greedy = f", {np.mean([run['greedy'] for run in found]):.0f} with most probable actions" * (game != "Breakout")
-        print(f"- **{game}**: {said(ends)} after {found[0]['steps'] / 1e6:.1f}M steps{greedy} ({theirs}); {how}")
+        print(f"- **{game}**: {said(ends)} after {found[0]['steps'] / 1e6:.1f}M steps{greedy} ({below}{theirs}); {how}")
 
 
 def said(values: Sequence[float] | np.ndarray) -> str:
@@ -138,7 +137,8 @@ def by_number() -> None:
     for number in (64, 512, 2048, 8192):
         cells = []
         for game in games:
-            found = learned()[f"{game.lower()}_ppo_{number}"]
+            names = [f"{game.lower()}_ppo_{number}", *[f"headline_{number}"] * (game == "Breakout")]
+            found = [run for name in names for run in learned()[name]]
             ends = of_defaults(game) if number == ppo.Args.num_envs else [run["sampled"] for run in found]
             gpu = ", GPU" * (len(ends) > len(found) or any("together" in run for run in found))
             cells.append(f"{said(ends)} ({len(ends)}{gpu})")
@@ -285,7 +285,7 @@ def gpu(brief: bool = False) -> None:
     run, small = found["learning"], found["small"]["steps_per_second"]
     if brief:
         print(f"[On one H100](docs/scaling.md#on-a-gpu) 65,536 environments reach {run['return']:.0f} on", end=" ")
-        print(f"Breakout in {run['seconds']:.0f} seconds, {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
+        print(f"Breakout in {run['curve'][-1][1]:.0f} seconds, {run['curve'][-1][0] / 1e6:.0f}M steps (one seed).")
         return
     table(
         ["million steps", *(f"{steps / 1e6:.0f}" for steps, _, _ in run["curve"])],
@@ -340,9 +340,10 @@ def million() -> None:
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
     for run in learned()["cartpole_ppo_1048576"]:
-        minutes, cores = run["seconds"] / 60, run["machine"]["cores"]
-        print(f"The command's ten updates ended at {run['sampled']:.0f} of 500 (one seed) in", end=" ")
-        print(f"{minutes:.0f} minutes on {cores} cores ({run['machine']['cpu'].partition('(')[0]}).")
+        print(f"The command's ten updates ended at {run['sampled']:.0f} of 500 (one seed,", end=" ")
+        print(f"{run['seconds'] / 60:.0f} minutes on {run['machine']['cores']} cores), twelve of", end=" ")
+    for run in learned()["breakout_ppo_1048576"]:
+        print(f"Breakout at {run['sampled']:.0f} ({run['seconds'] / 60:.0f} minutes).")
 
 
 def compare() -> None:
