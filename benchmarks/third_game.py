@@ -165,6 +165,7 @@ def main(numbers: tuple[Literal["small", "many", "middle"], ...] = ("small", "ma
         report.write(ARGS.out, report.record(runs=dict(sorted(runs.items()))))
 
     while cells := [cell for number in numbers for cell in next_cells(runs, number)]:
+        cells.sort(key=lambda cell: dict(cell.flags)["seed"])  # so that no number has more seeds than the others
         grid.complete(cells, runs, ARGS.runs_dir, None, say, keep)
 
 
