@@ -116,9 +116,8 @@ def test_effects_on_the_third_game_and_over_all():
     rng, games = np.random.default_rng(1), (*arms.GAMES, arms.THIRD)
     scores = {arm: rng.normal(level, 0.1, (6, 3)) for arm, level in zip(arms.ARMS, (1.5, 1.0, 1.0), strict=True)}
     run = lambda arm, game, seed, score: {  # noqa: E731
-        "arm": arm, "env_id": game, "seed": seed, "seconds": 60 * (seed + 1), "machine": {"cpu": "X"}, "date": "today",
+        "arm": arm, "env_id": game, "seed": seed,
         "return": REFERENCES[game][0] + (REFERENCES[game][1] - REFERENCES[game][0]) * score,
-        "curve": [[1, 30, None], [2, 60, 9.0], [3, 60 * (seed + 1), 10.0 if arm != "long" else 9.0]],
     }  # fmt: skip
     cells = [(arm, at, seed) for arm in arms.ARMS for at in range(3) for seed in range(6)]
     runs = {f"{arm}{at}{seed}": run(arm, games[at], seed, scores[arm][seed, at]) for arm, at, seed in cells}
