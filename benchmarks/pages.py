@@ -78,7 +78,7 @@ def learning() -> None:
         if game == "Breakout":
             minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
             places = ", ".join(f"{np.mean(x):.0f} {where}" for where, x in by_place().items())
-            how = f"{len(ends)} runs, {minutes:.1f} minutes each on two cores; [{places}](docs/scaling.md#on-a-gpu); "
+            how = f"{len(ends)} runs, {minutes:.1f} minutes on two cores; [{places}](docs/scaling.md#on-a-gpu); "
             how += f"[{sum(ends < lasting.WALL)} stay at the first wall](docs/log.md#2026-11-29-breakouts-slow-seeds)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
@@ -118,7 +118,7 @@ def chance() -> None:
         row += [f"{x.std(ddof=1):.0f}, {x.min():.0f}" for x in (plain, trained)]
         rows.append([*row, f"{np.mean([run['greedy'] for run in runs]):.0f}"])
     head = ["", "trained as played", "with sticky actions", "difference (97.5 %)", "claimed above 0"]
-    table([*head, "standard deviation, worst", "with sticky actions", "its most probable actions"], rows)
+    table([*head, "deviation, worst as played", "with sticky actions", "its most probable actions"], rows)
     alike = [x for brand, x in by_brand("Breakout").items() if brand == runs[0]["machine"]["cpu"]]
     same = f"; the defaults on such a core {said(alike[0])} ({len(alike[0])})" if alike else ""
     print(f"\nTrained with sticky actions on one core each ({runs[0]['machine']['cpu']}){same}.")
@@ -339,11 +339,10 @@ def million() -> None:
         rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
-    for run in learned()["cartpole_ppo_1048576"]:
-        print(f"The command's ten updates ended at {run['sampled']:.0f} of 500 (one seed,", end=" ")
-        print(f"{run['seconds'] / 60:.0f} minutes on {run['machine']['cores']} cores), twelve of", end=" ")
-    for run in learned()["breakout_ppo_1048576"]:
-        print(f"Breakout at {run['sampled']:.0f} ({run['seconds'] / 60:.0f} minutes).")
+    cartpole, breakout = (learned()[f"{game}_ppo_1048576"][0] for game in ("cartpole", "breakout"))
+    print(f"The command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" ")
+    print(f"{cartpole['seconds'] / 60:.0f} minutes on {cartpole['machine']['cores']} cores), twelve of", end=" ")
+    print(f"Breakout at {breakout['sampled']:.0f} ({breakout['seconds'] / 60:.0f} minutes).")
 
 
 def compare() -> None:

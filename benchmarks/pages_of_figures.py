@@ -45,7 +45,7 @@ def paper_a() -> None:
 
 
 def paper_b() -> None:
-    """The figures of paper B on MinAtar that were run: verdicts, returns of their arms, differences."""
+    """The figures of paper B on MinAtar that were run: which arms pass the gate, differences, verdicts."""
     names = [n for n, f in figures.FIGURES.items() if f.presets.get("laptop") is minatar.PRESETS["laptop"]]
     drawn = {name: read(f"fig_{name}") for name in names if (ROOT / "results" / f"fig_{name}.json").exists()}
     runs = {name: run for found in drawn.values() for name, run in found["runs"].items()}
@@ -54,13 +54,12 @@ def paper_b() -> None:
         of = dict(pairwise(run["command"].split()))
         n, k = int(of["--num-envs"]), int(of["--num-steps"])
         batch = int(of.get("--minibatch-size") or n * k // int(of["--num-minibatches"]))
-        steps = int(of["--total-timesteps"]) * int(of["--update-epochs"]) // batch
-        arms.setdefault((n, k, batch, steps), {}).setdefault(of["--env-id"], []).extend(run["final"])
+        arms.setdefault((n, k, batch), {}).setdefault(of["--env-id"], []).extend(run["final"])
     print("Returns in the last tenth of training are above the gate", end=" ")
     for game, end in zip(GAMES, ("; ", ".\n\n"), strict=True):
         passed = [
             f"{n} × {k} (minibatches of {m:,})"
-            for (n, k, m, _), of in arms.items()
+            for (n, k, m), of in arms.items()
             if np.mean(of[game]) > study.GATE[game]
         ]
         which = "all" if len(passed) == len(arms) else ", ".join(passed) or "none, so nothing is said"
@@ -282,7 +281,7 @@ def asked() -> None:
          f"{signed(*borrowed, 2)} (95 %)", f"higher: {borrowed_verdict(found, third)}"],
         ["with flags searched there", f"{signed(*own.less[1:4], 2)} (95 %)", f"higher: {own.verdict}"],
         [f"[runs three times as long]({page}runs-three-times-as-long), Breakout",
-         f"{low['small']} of 5 stay at the first wall with 64, {low['many']} with 4,096",
+         f"{low['small']} of {len(waits['small'])} stay at the first wall with 64, {low['many']} with 4,096",
          f"only 64 stand still: {lasting.judged(long_runs)}"],
         [f"[8 × the environments by paper A's recipe]({page}paper-as-recipe-on-minatar), less larger minibatches",
          f"{told} ({100 * moulds.LEVEL:.4g} %)", f"higher on both: {moulds.judged(of, *moulds.CLAIMS[0])}"],

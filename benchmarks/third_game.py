@@ -1,6 +1,6 @@
 """Does PPO end higher with more environments on Asterix, if each number of them has flags that were searched there?
 
-    python benchmarks/third_game.py                    # 64 and 4,096: what is missing, 80 minutes on two cores
+    python benchmarks/third_game.py                    # 64 and 4,096: what is missing, two hours on two cores
     python benchmarks/third_game.py --numbers middle   # 512
 
 Every number of environments is tried with the same twelve sets of flags, but for the size of minibatches. The rules are
