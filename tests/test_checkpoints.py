@@ -137,8 +137,8 @@ def test_load_learner_and_its_usage_errors(args):
     like = learners[0]
     shapes = lambda tree: jax.eval_shape(lambda: tree)  # noqa: E731 (so before anything is compiled)
     for source, learner in ((str(path), learners[2]), (f"{path}@1", learners[1])):
-        same(load_learner(Args(init_from=source), shapes(like), ("hidden_sizes",)), learner)
-        same(load_learner(Args(init_from=source), like), learner)
+        same(load_learner(Args(init_from=source), shapes(like), ("hidden_sizes",))[0], learner)
+        same(load_learner(Args(init_from=source), like)[0], learner)
 
     def refused(source, match, like=like, **flags):
         with pytest.raises(UsageError, match=match):
@@ -153,8 +153,8 @@ def test_load_learner_and_its_usage_errors(args):
     refused(str(path), "kernel is float32.* there, int32.* here", Learner({"kernel": jnp.zeros((4, 3), jnp.int32)}))
     both = Learner(like.params, proximal=Learner({"kernel": jnp.zeros((4, 3))}))
     refused(str(path), "learner/proximal/params/kernel is missing there", both)
-    loaded = load_learner(Args(init_from=str(path)), shapes(both), may_lack="proximal")
-    assert loaded.proximal is None
+    loaded, source = load_learner(Args(init_from=str(path)), shapes(both), may_lack="proximal")
+    assert loaded.proximal is None and source == f"{path}@2"
     lacking = take_over(Args(), both, loaded, may_lack="proximal")
     assert (lacking.params["kernel"] == 2).all() and lacking.params["kernel"] is not lacking.proximal.params["kernel"]
     same(lacking.proximal.params, lacking.params)

@@ -11,6 +11,7 @@ from conftest import differ, leaves_close, metrics_of, reusing, same, start
 import ppo
 import ppo_ewma
 from common.run import checkpoints, run as runs
+from common.run.arguments import read_record
 
 SMALL = (  # 6 updates of 8 minibatches each
     "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --minibatch-size 8 --update-epochs 2 --hidden-sizes 8 "
@@ -130,6 +131,15 @@ def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
     assert not hasattr(run.start, "proximal")
     trained = learner_at(run, 2)
     assert differ(trained.params, saved.params) and trained.opt_state.count == saved.opt_state.count + 16
+
+
+def test_a_branch_from_a_damaged_checkpoint_says_where_it_began(of_ewma, tmp_path):
+    parent = shutil.copytree(of_ewma.path, tmp_path / "parent")
+    (parent / "checkpoints/6/0-of-1.npz").unlink()
+    run = call(ppo, tmp_path, *FLAGS, "--init-from", parent, stop=True)
+    same(shared(run.start), shared(learner_at(of_ewma, 4)))
+    record = read_record(run.path, "")
+    assert (record["args"]["init_from"], record["steps_before"]) == (f"{parent}@4", 4 * 4 * 8)
 
 
 @pytest.mark.slow

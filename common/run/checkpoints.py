@@ -78,10 +78,10 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
-def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> Any:
+def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> tuple[Any, str]:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update", or raise
-    UsageError. learner: its shapes. With shardings the result is on the devices, without in NumPy's arrays. same: the
-    flags that cannot change; may_lack: a field that may be missing, and is None then."""
+    UsageError. -> learner, RUN@update. learner: its shapes. With shardings the result is on the devices, without in
+    NumPy's arrays. same: the flags that cannot change; may_lack: a field that may be missing, and is None then."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs, ours = typed(type(args), record["args"], where), {"norm_value": False, **vars(args)}  # a flag of sapg.py
@@ -97,7 +97,8 @@ def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: st
         lacks = may_lack and not any(name.startswith(f"learner/{may_lack}/") for name in there)
         return {"learner": learner._replace(**{may_lack: None}) if lacks else learner}
 
-    return restore_newest(folder, updates, like, where, partial=True, hint=hint)[0]["learner"]
+    state, update = restore_newest(folder, updates, like, where, partial=True, hint=hint)
+    return state["learner"], f"{folder}@{update}"
 
 
 def take_over(args: Any, learner: Any, loaded: Any, may_lack: str | None = None) -> Any:

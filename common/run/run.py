@@ -5,6 +5,7 @@ summary.json and curve.png, and videos/ if there are any.
 """
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -74,7 +75,7 @@ class Run:
             return run, run._state, step
         loaded = None
         if args.init_from and not args.resume:
-            loaded = checkpoints.load_learner(args, shapes.learner, same, may_lack)
+            loaded, source = checkpoints.load_learner(args, shapes.learner, same, may_lack)
         memory.check_counts(args)
         print(describe(args))
         if jax.process_index() == 0:
@@ -87,6 +88,7 @@ class Run:
         state = like if args.resume and not envs.on_host(args.env_id) else init(keys)
         if loaded is not None:
             state = state._replace(learner=checkpoints.take_over(args, state.learner, loaded, may_lack))
+            args = dataclasses.replace(args, init_from=source)  # args.json names what was read: the newest intact one
         run = run or cls(args, script, player)
         run._state = state = run.restore(state)
         run.compile_s = seconds
