@@ -49,6 +49,7 @@ SEARCHED = {
     "update_epochs": "1,2,3,4,8",
 }
 GATE = {"Breakout-MinAtar": 45, "SpaceInvaders-MinAtar": 130, "Asterix-MinAtar": 19.8}  # pgx's PPO less 10 %
+LEVEL, FIRST, FIRST_LEVEL = 0.9875, 6, 0.975  # of CLAIMS' intervals; of a first look at so many seeds
 CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
     ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
@@ -192,9 +193,9 @@ def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
     return np.array(found).reshape(-1, len(GAMES))
 
 
-def differences(a: np.ndarray, b: np.ndarray, level: float = 0.975) -> dict[str, tuple[float, float, float]]:
+def differences(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> dict[str, tuple[float, float, float]]:
     """Estimate and interval of a less b, scores [seeds, games]: of interquartile means, by bootstrap, which the rules
-    judge; of means over seeds and of each game, by Welch. A bootstrap of six seeds is too narrow; Welch's is not."""
+    judge; of means over seeds and of each game, by Welch. A bootstrap of few seeds is too narrow; Welch's is not."""
     less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
     found = {"interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, level=level))}
     pairs = {"mean": (a.mean(axis=1), b.mean(axis=1))} | {game: (a[:, i], b[:, i]) for i, game in enumerate(GAMES)}
@@ -298,7 +299,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
             labels.append(pair + what.removesuffix("-MinAtar"))
     axis.axvline(0, color="0.3", linewidth=1)
     axis.set_yticks(-np.arange(len(labels)), labels)
-    axis.set(title="Differences, 97.5 % intervals", xlabel="score: 1 is published, 0 random")
+    axis.set(title=f"Differences, {100 * LEVEL:.4g} % intervals", xlabel="score: 1 is published, 0 random")
     told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
     report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")
 

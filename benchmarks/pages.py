@@ -167,9 +167,23 @@ def arms() -> None:
     gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {gate}.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
-    print("\n97.5 % intervals. The verdict is that of the first, a bootstrap, about a fifth too narrow with six seeds;")
-    print("the others are Welch's.")
+    text = f"{100 * study.LEVEL:.4g} % intervals. That of the first decides, a bootstrap; the others are Welch's. "
+    text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
+    text += "; ".join(first_look(scores, number) for number in range(len(CLAIMS)))
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
     print(f"\n{where([run for run in found['runs'].values() if run['env_id'] in GAMES])}")
+
+
+def first_look(scores: dict[str, np.ndarray], number: int) -> str:
+    """What the rules said of a claim after the first seeds, and the means of the later ones alone."""
+    a, b, _, *margin = CLAIMS[number]
+    early = study.differences(*(scores[arm][: study.FIRST] for arm in (a, b)), study.FIRST_LEVEL)["interquartile mean"]
+    text = f"claim {number + 1} {signed(*early, digits=2)}, {study.judged(*early[1:], *margin)}"
+    later = [scores[arm][study.FIRST :].mean(axis=1) for arm in (a, b)]
+    if min(map(len, later)) < effects.FEWEST:
+        return text
+    less = effects.difference("", *later)
+    return f"{text}, the later ones alone {signed(*less[1:4], digits=2)} (means, 95 %)"
 
 
 def where(runs: Sequence[dict[str, Any]]) -> str:
