@@ -33,7 +33,7 @@ from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probabi
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import Sample, measure_update, plasticity_metrics
 from common.run import arguments, devices
-from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
+from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
@@ -62,7 +62,7 @@ class Args(CriticArgs):
     gamma: Fraction = 0.999
     """Discount factor of the environment's rewards."""
     int_gamma: Fraction = 0.99
-    """Discount factor of the intrinsic rewards."""
+    """Discount factor of the intrinsic rewards, less than 1."""
     ext_coef: NonNegative[float] = 2.0
     """Weight of the advantage in the environment's rewards."""
     int_coef: NonNegative[float] = 1.0
@@ -76,7 +76,8 @@ class Args(CriticArgs):
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     obs_warmup_steps: NonNegative[int] = 64
-    """So many random steps in each environment, in no count, come first, for the statistics of what RND sees."""
+    """So many random steps in each environment come first, for the statistics of what RND sees. No budget counts them,
+    but they are part of the episodes that then go on."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -121,6 +122,10 @@ class Args(CriticArgs):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.int_gamma == 1:
+            raise UsageError(
+                "--int-gamma 1: must be less than 1, because intrinsic returns go on across episodes' ends"
+            )
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 
@@ -491,7 +496,7 @@ def play_at_random(
 
 
 def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.Array) -> TrainState:
-    """A fresh network, and a new episode in each of this device's environments."""
+    """Fresh networks, and after --obs-warmup-steps a running episode in each of this device's environments."""
     network_key, env_key, key = jax.random.split(key, 3)
     target_key, predictor_key, play_key = jax.random.split(jax.random.fold_in(network_key, 0), 3)
     env_keys = jax.random.split(jax.random.fold_in(env_key, jax.lax.axis_index("device")), args.num_rollout_chunks)

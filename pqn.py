@@ -69,6 +69,8 @@ class Args(EnvArgs):
     """... over which it falls linearly: environment steps over all environments (default: a tenth of the budget)."""
     update_epochs: Positive[int] = 2
     """E: passes over the data of one update."""
+    base_num_envs: Positive[int] = 128
+    """Number of environments that --scaling starts from."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None

@@ -37,6 +37,7 @@ from common.vision import VISION
 
 KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
 PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
+LEAST_RATE, MOST_RATE = 1e-6, 1e-2  # of --adaptive-lr-kl, those of rl_games
 PHI_SIZE = 32  # of what tells the blocks' policies apart
 SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")  # --init-from
 ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
@@ -131,6 +132,9 @@ class Args(CriticArgs):
                 why = "the KL of a later chunk includes that of the earlier ones, so the learning rate would run away"
                 chunks = f"--num-rollout-chunks {self.num_rollout_chunks}"
                 raise UsageError(f"{given} with {chunks}: {why}; give one of the two")
+            if not LEAST_RATE <= self.learning_rate <= MOST_RATE:
+                bounds = f"must be between {LEAST_RATE:g} and {MOST_RATE:g}"
+                raise UsageError(f"--learning-rate {self.learning_rate:g} with {given}: {bounds}, where it is kept")
         parts = self.num_blocks * self.num_rollout_chunks
         if self.num_envs % parts:
             product, above = f"--num-blocks * --num-rollout-chunks = {parts}", (self.num_envs // parts + 1) * parts
@@ -393,7 +397,7 @@ def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> 
     """--adaptive-lr-kl, with the factors and bounds of rl_games: the rate after an epoch of this mean KL. [] each."""
     if args.adaptive_lr_kl is None:
         return learning_rate
-    lower, higher = jnp.maximum(learning_rate / 1.5, 1e-6), jnp.minimum(learning_rate * 1.5, 1e-2)
+    lower, higher = jnp.maximum(learning_rate / 1.5, LEAST_RATE), jnp.minimum(learning_rate * 1.5, MOST_RATE)
     small = kl < 0.5 * args.adaptive_lr_kl
     return jnp.where(kl > 2 * args.adaptive_lr_kl, lower, jnp.where(small, higher, learning_rate))
 
@@ -402,6 +406,7 @@ def optimise(
     args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
+
     -> learner, metrics; the learning rate after it is among them.
 
     batch: [T * N / C, ...] of this device, if B > 1 (1 + 1 / B) times as many. A minibatch is the union of the devices'

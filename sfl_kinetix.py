@@ -659,7 +659,7 @@ def evaluate_published(args: Args) -> Path:
 
 def train(args: Args) -> Path:
     """Run one training from start (or checkpoint) to end. Returns the run's folder."""
-    if args.evaluate and kinetix.is_published(args.evaluate):
+    if args.evaluate and args.resume is None and kinetix.is_published(args.evaluate):
         return evaluate_published(args)
     args, env, network, programs, keys = build(begin(args, __file__))
     player = LevelPlayer(args, env.suite, lambda learner, obs: forward(args, network, learner.params, obs)[0])

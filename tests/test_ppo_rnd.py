@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Counter, Noise, Training, differ, leaves_close, on_devices, same, watched
+from conftest import Counter, Noise, Training, differ, leaves_close, on_devices, refusal, same, watched
 from test_ppo import mean_of_n_step_returns
 
 import ppo
@@ -179,6 +179,10 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
     assert differ(ours.params, states[0].learner.params)
     assert differ(ours.rnd.predictor, states[0].learner.rnd.predictor)
     same(ours.rnd.target, states[0].learner.rnd.target)
+
+
+def test_an_intrinsic_return_that_never_ends_is_refused():
+    assert "--int-gamma 1: must be less than 1" in refusal(ppo_rnd.Args, int_gamma=1.0)
 
 
 def test_random_play_before_training_gives_the_first_statistics():

@@ -293,6 +293,7 @@ def test_what_cannot_work_is_one_line():
         (dict(num_envs=18, num_rollout_chunks=2), r"--num-blocks \* --num-rollout-chunks = 12; 24 would"),
         # Of 16 chunks of 4 epochs the rate would be adapted 64 times, most often to what others had moved.
         (dict(adaptive_lr_kl=0.016, num_rollout_chunks=16), "--num-rollout-chunks 16: the KL of a later chunk"),
+        (dict(adaptive_lr_kl=0.016, learning_rate=0.02), "--learning-rate 0.02 with --adaptive-lr-kl 0.016: must be "),
     ):
         assert re.search(said, refusal(sapg.Args, **flags))
     many = sapg.Args(num_envs=6 * 2**18, num_steps=1200, total_timesteps=2**32, num_devices=1)  # 1.9e9, and a sixth

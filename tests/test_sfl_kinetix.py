@@ -553,6 +553,7 @@ def test_a_published_checkpoint_is_the_network_that_was_saved(tmp_path):
     again, loaded = load_published(evaluate())
     same(loaded, params)
     same(again.apply(loaded, obs)[1], value)
+    assert "--resume runs/x: not the folder" in refusal(sfl_kinetix.train, evaluate("--resume", "runs/x"))
     line = refusal(load_published, evaluate("--network", "permutation-invariant", "--num-seeds", "2"))
     assert "with --network, --num-seeds: a published checkpoint has one net" in line
     for config, said in (("{}", "cannot be read"), ('{"model": {"actor_depth": "x"}}', "describes no network")):
