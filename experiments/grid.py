@@ -227,7 +227,7 @@ def _start(cell: Cell, folder: Path, cores: set[int]) -> subprocess.Popen | None
     which the run inherits and holds until it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{cell.name}.log", "a") as log:
-        if not _lock(log) or state(cell, folder) == "finished" or _locked(folder / cell.name / "source.py"):
+        if not lock(log) or state(cell, folder) == "finished" or locked(folder / cell.name / "source.py"):
             return None
         words = command(cell, folder)
         if state(cell, folder) == "missing":
@@ -252,10 +252,10 @@ def launch(words: list[str], log: Any, cores: set[int], **environ: str) -> subpr
 def alive(run: Path) -> bool:
     """Whether a process is at work on a run, however it was started: it holds the lock of the run's source.py. Or a
     runner has just started one, which has inherited the lock of the log."""
-    return _locked(run.with_name(f"{run.name}.log")) or _locked(run / "source.py")
+    return locked(run.with_name(f"{run.name}.log")) or locked(run / "source.py")
 
 
-def _lock(file: Any) -> bool:
+def lock(file: Any) -> bool:
     """Takes the lock of an open file, if no other process has it. Where there are no locks, it always succeeds."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,10 +266,10 @@ def _lock(file: Any) -> bool:
     return True
 
 
-def _locked(path: Path) -> bool:
+def locked(path: Path) -> bool:
     try:
         with open(path, "r+b") as file:
-            return not _lock(file)
+            return not lock(file)
     except OSError:  # there is none
         return False
 

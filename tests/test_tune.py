@@ -108,6 +108,11 @@ def test_a_run_without_a_score_has_failed(text):
         trials.outcome(Path(), "eval/x")
 
 
+def test_a_metric_that_no_run_has_ends_the_study():
+    assert "--metric eval/solve_rate: " in (said := refusal(run, trials=3, metric="eval/solve_rate"))
+    assert "/summary.json has eval/episodic_return" in said and len(starts()) == 1
+
+
 def after_good_trials(rate, seconds, defaults=False, **flags):
     """-> what becomes of a trial after four others that had a score of 1.2 from the first rung on."""
     space, good = {"learning_rate": FloatDistribution(1e-9, 1e-1, log=True)}, dict.fromkeys(range(1, 20), 1.2)
@@ -171,6 +176,8 @@ def test_trials_of_a_killed_study_are_taken_up_again():
     wait_for(lambda: [*Path().glob("runs/tune/s/trial-0000*/metrics.jsonl")])
     process.kill()
     process.wait()
+    (log,) = Path().glob("runs/tune/s/trial-0000*.log")
+    assert trials.grid.locked(log)  # by the run, which goes on, from its start: before it has a folder
     assert [t.state for t in study().trials] == [TrialState.RUNNING]
     done = report.counting(run("--seconds", "2", trials=2))
     assert [t.state for t in done] == [TrialState.COMPLETE] * 2

@@ -202,6 +202,7 @@ class Worker:
             shutil.rmtree(run, ignore_errors=True)  # stopped before its first checkpoint
         pause, seen = POLL, set()
         with open(log_of(run), "a") as log:
+            grid.lock(log)  # the run inherits it, so that it is seen to be alive before it has made its folder
             process = grid.launch(words, log, self.share.cores, **self.share.environ)
         try:
             while process.poll() is None and not self.stopping.is_set():
@@ -252,11 +253,15 @@ def log_of(run: Path) -> Path:
 
 
 def outcome(run: Path, metric: str) -> float:
-    """What a finished run is judged by. Raises Failed."""
+    """What a finished run is judged by. Raises Failed, or UsageError where no run would have it."""
+    summary: dict[str, Any] = {metric: None}
     try:
-        summary = json.loads((run / "summary.json").read_text())
-        found = summary[metric]["mean"]
+        summary = dict(json.loads((run / "summary.json").read_text()))
+        found = summary.get(metric, {})["mean"]
     except (OSError, ValueError, KeyError, TypeError):
+        if metric not in summary and not summary.get("not_finite_since_update"):
+            has = ", ".join(name for name, value in summary.items() if isinstance(value, dict) and "mean" in value)
+            raise UsageError(f"--metric {metric}: {run}/summary.json has {has or 'no key with a mean'}") from None
         raise Failed(f"no {metric} in {run}/summary.json") from None
     if found is None or not math.isfinite(found) or summary.get("not_finite_since_update"):
         raise Failed("diverged")
