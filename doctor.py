@@ -15,7 +15,7 @@ import common.run.early  # noqa: F401 (before JAX)
 # isort: split
 import shlex
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,8 @@ from common.run.tracking import say
 from experiments import grid, pictures
 from experiments.effects import Effect
 from experiments.pictures import Line, Picture
+
+INTERVENE = ("levers", "fresh", "budget", "seeds", "jobs", "dry_run")  # flags of --intervene alone
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Args:
             raise UsageError("no run given: python doctor.py runs/NAME" if not self.runs else "give one run at a time")
         if self.intervene and self.how_many:
             raise UsageError("--how-many with --intervene: give one of the two")
+        for mode, names in (("intervene", INTERVENE), ("how_many", ("values",))):
+            default = {field.name: field.default for field in fields(self)}
+            if idle := [name for name in names if getattr(self, name) != default[name] and not getattr(self, mode)]:
+                raise UsageError(f"{arguments.flag(idle[0])}: needs {arguments.flag(mode)} as well")
 
 
 CAUSES = {  # what each label means; clinic/advice.py has what to try

@@ -26,6 +26,9 @@ FAST_KL = 0.06  # nats; by fit to runs whose rate was 10, 30 and 300 times too s
 HEALED = 0.8  # of the healthy runs' score (benchmarks/cures.py)
 SHOWN = 3  # what is worth trying before an experiment
 LEAVE = "nothing: its flags are usual for such a task, and its log has no sign of a fault"
+SET = "nothing: its flags are usual for such a task, and have what its log suggests already"
+CHANGED = ("env_kwargs", "time_limit")  # flags with which no published return is known
+ENDED = ("diverged", "fell")  # not well, however high the return
 CURES = Path(__file__).parents[1] / "results/cures.json"
 
 
@@ -68,13 +71,14 @@ def by_the_log(label: str, n: Numbers, args: Any = None) -> list[tuple[str, dict
 def advise(found: Found, script: str, args: Any, without: str | None = None) -> list[Advice]:
     """What to try with a run, as commands from scratch. without: an environment of which nothing is known."""
     env_id, level = args.env_id, found.level
-    score = reference_score(env_id, level) if env_id in REFERENCES and env_id != without else np.nan
-    if score >= NEAR:
+    known = env_id in REFERENCES and env_id != without and not any(getattr(args, x, None) for x in CHANGED)
+    score = reference_score(env_id, level) if known else np.nan
+    if score >= NEAR and found.label not in ENDED:
         return [Advice("nothing", f"nothing: {level:.4g} is near the best published return, or above it")]
     tries: list[Advice] = []
 
     def add(kind: str, why: str, flags: dict[str, Any] | None) -> None:
-        if flags is not None and all(flags != known.flags for known in tries):
+        if flags is not None and not any(_alike(flags, other.flags or {}) for other in tries):
             tries.append(Advice(kind, why, script, flags))
 
     like = usual.alike(script, args, without)
@@ -88,22 +92,31 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
         else:
             everything = "all by default" if own else f"all as for {nearest.env_id}"
             add(kind, f"{what}; so {everything}", usual.taken_from(nearest, args))
-    for why, changes in by_the_log(found.label, found.numbers, args):
+    by_log = by_the_log(found.label, found.numbers, args)
+    for why, changes in by_log:
         add("log", why, usual.changed(args, changes))
     if like.close and args.total_timesteps < SHORT * nearest.total_timesteps:
         longer = {"total_timesteps": nearest.total_timesteps}
         add("steps", "as many steps as it took to learn such a task", usual.changed(args, longer))
-    if not tries and found.label in ("settled", "no gain") and score < LOW:
+    if not tries and found.label in ("settled", "no gain") and score < LOW and not getattr(args, "sticky_actions", 0):
         low = f"{level:.4g} is far below the published {REFERENCES[env_id][1]:g}, but no flag is unusual: other seeds"
         add("nothing", low, usual.changed(args, {"seed": args.seed + 1000, "num_seeds": 4}))
     if not tries:
-        tries.append(Advice("nothing", LEAVE))
+        tries.append(Advice("nothing", SET if by_log else LEAVE))
     for row in like.rows * like.close:
         add("example", f"all as for {row.env_id}", usual.taken_from(row, args))
     for word, factor in (("three times", 3), ("a third of", 1 / 3)):
         rate = float(f"{factor * args.learning_rate:.3g}")
         add("rate", f"{word} the learning rate", usual.changed(args, {"learning_rate": rate}))
     return tries
+
+
+def _alike(flags: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether two commands differ by no more than the rounding of a number."""
+    numbers = lambda a, b: isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=0.05)  # noqa: E731
+    return flags.keys() == others.keys() and all(
+        x == others[name] or numbers(x, others[name]) for name, x in flags.items()
+    )
 
 
 def what_to_try(
@@ -119,7 +132,7 @@ def what_to_try(
         tries = [Advice("log", why, script, usual.changed(args, change)) for why, change in changes]
         return [advice for advice in tries if advice.flags is not None]
     tries = advise(found, script, args)[:SHOWN]
-    if updates < args.num_updates and tries[0].kind == "nothing":
+    if updates < args.num_updates and tries[0].kind == "nothing" and found.label not in ENDED:
         resume = f"python {script}.py --resume {shlex.quote(source)}   # it is at update {updates:.0f} of"
         return [Advice("", f"let it go on, or {resume} {args.num_updates}")]
     if script in records.BRANCHED:

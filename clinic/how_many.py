@@ -58,8 +58,10 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
     if any(value <= 0 for value in values):
         raise UsageError(f"--values {' '.join(map(str, values))}: must be greater than 0")
     devices.start(args)
-    learner, environments = restore(script, args, folder, updates, f"--how-many {run}")
-    args = replace(args, num_seeds=1, num_devices=1)
+    learner, environments, update = restore(script, args, folder, updates, f"--how-many {run}")
+    left = 1 - update / args.num_updates or 1.0  # of what falls to 0; at the end of a run as at its start
+    rate, bonus = args.learning_rate * (left if args.anneal_lr else 1), args.ent_coef * (left if args.anneal_ent else 1)
+    args = replace(args, num_seeds=1, num_devices=1, learning_rate=rate, ent_coef=bonus)
     settings = [resized(args, value) for value in values or [factor * args.num_envs for factor in FACTORS]]
     points: list[Point] = []
     before = script.KL_SAMPLE, script.PLASTICITY_SAMPLE
@@ -83,17 +85,18 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
     return points
 
 
-def restore(script: ModuleType, args: Any, folder: Any, updates: list[int], where: str) -> tuple[Any, Any]:
-    """The newest intact checkpoint among `updates`, as NumPy arrays, of its first seed. -> learner, environments."""
+def restore(script: ModuleType, args: Any, folder: Any, updates: list[int], where: str) -> tuple[Any, Any, int]:
+    """The newest intact checkpoint among `updates`, as NumPy arrays, of its first seed. -> learner, environments, its
+    update."""
     _, _, _, init, _, _, keys = script.build(replace(args, num_devices=1))
     shapes, here = jax.eval_shape(init, keys), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = {name: getattr(shapes, name) for name in ("learner", "environments")}
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
-    state, _ = checkpoints.restore_newest(folder, updates, like, where, partial=True)
+    state, update = checkpoints.restore_newest(folder, updates, like, where, partial=True)
     if args.num_seeds > 1:
         state = jax.tree.map(lambda x: x[0], state)
     environments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state["environments"])
-    return jax.device_get((state["learner"], environments))
+    return *jax.device_get((state["learner"], environments)), update
 
 
 def resized(args: Any, num_envs: float) -> Any:

@@ -89,6 +89,7 @@ def test_since_when_it_stands_still(since):
     ("no gain", RISE, 0.3, {"outer__own_gain": 0.0045, "outer__fresh_gain": 0.0}),
     ("critic", RISE, 0.3, {"losses__explained_variance": 0.15}),
     ("unknown", RISE, 0.3, {"losses__explained_variance": 0.25}),
+    ("step", RISE, 0.3, {"outer__kl": 5.0, "outer__own_gain": np.nan, "outer__fresh_gain": np.nan}),  # others' logs
     ("step", np.zeros(LINES), 2.0, {"outer__own_gain": 0.2, "outer__fresh_gain": -0.06, "outer__kl": 12.0}),
     ("exploration", np.full(LINES, -200.0), 0.0, {}),
     # What moves the policy by less than every healthy run does, at most ...
@@ -301,7 +302,7 @@ def test_usual_flags_are_left_alone_unless_the_log_has_a_sign():
     assert (again.seed, again.num_seeds) == (1000, 4) and advised.why.startswith("22.7 is far below the published 69.9")
     assert first("no gain", level=40.0)[1].why == first("climbing", level=22.7)[1].why == advice.LEAVE
     assert first("exploration")[0].norm_obs and first("critic")[0].norm_reward
-    assert first("random")[0].ent_coef == 0.006 and first("clipped")[1].kind == "nothing"  # 0.2 already
+    assert first("random")[0].ent_coef == 0.006 and first("clipped")[1].why == advice.SET  # 0.2 already
     rates = {label: first(label)[0].learning_rate for label in ("diverged", "step", "fell")}
     assert rates == {"diverged": 4e-4, "step": 4e-4, "fell": 1.3e-3}
     # The KL goes with the square of the rate: from 6e-6 to 6e-2.
@@ -309,6 +310,24 @@ def test_usual_flags_are_left_alone_unless_the_log_has_a_sign():
     assert first("slow", numbers={"most_kl": 0.0})[0].learning_rate == 4
     assert first("settled", learning_rate=1e-6, level=75.0)[1].why.startswith("nothing: 75 is near the best")
     assert first("settled", learning_rate=1e-6, level=5.0)[1].kind == "flags"
+
+
+def test_what_is_near_the_best_return_may_still_have_broken():
+    for label in ("fell", "diverged"):
+        assert first(label, level=75.0)[1].kind == "log"
+        assert not any("--resume" in str(x) for x in tries(label, updates=3, clip_eps=1.0))
+
+
+def test_no_return_is_published_for_an_environment_that_was_changed():
+    assert first("settled", level=75.0, time_limit=100)[1].why == advice.LEAVE
+    assert first("settled", level=5.0, env_kwargs='{"use_minimal_action_set": false}')[1].why == advice.LEAVE
+    assert first("settled", level=5.0, sticky_actions=0.1)[1].why == advice.LEAVE
+
+
+def test_advice_that_differs_by_rounding_is_given_once():
+    """A third of the learning rate is what the log suggests, to two digits, and the last thing to try, to three."""
+    told = advice.advise(found("fell"), "ppo", ppo.Args())
+    assert [x.flags.get("learning_rate") for x in told if x.kind in ("log", "rate")] == [1.3e-3, 1.2e-2]
 
 
 def test_an_environment_of_which_nothing_is_known_is_compared_with_all_others():
@@ -392,6 +411,8 @@ def test_bad_input_is_one_line(tmp_path, capsys, undrawn):
         ([short, "--how-many"], "it has no checkpoint"),
         ([short, "--how-many", "--intervene"], "give one of the two"),
         ([short, foreign], "one run at a time"),
+        ([short, "--levers", "lr"], "--levers: needs --intervene as well"),
+        ([short, "--intervene", "--values", "3"], "--values: needs --how-many as well"),
     ):
         code, _, err = call(capsys, *words)
         assert code == 2 and said in err and len(err.strip().splitlines()) == 1, (words, err)
@@ -481,6 +502,23 @@ def test_runs_that_cannot_be_measured_are_refused(script, env_id, said, monkeypa
     record = {"script": script, "args": {"env_id": env_id}}
     monkeypatch.setattr(checkpoints, "find_checkpoint", lambda *_: (Path("runs/x"), record, [1]))
     assert said in refusal(how_many.measure, "runs/x", [], print)
+
+
+@pytest.mark.parametrize("update, anneal, left", [(3, True, 0.25), (4, True, 1.0), (3, False, 1.0)])
+def test_single_updates_have_the_rate_and_the_bonus_of_their_checkpoint(update, anneal, left, monkeypatch):
+    """Of a run that has ended, whose rate has fallen to 0, those of its start."""
+    saved = {"num_envs": 8, "num_steps": 8, "total_timesteps": 256, "anneal_lr": anneal, "anneal_ent": anneal}
+    monkeypatch.setattr(
+        checkpoints, "find_checkpoint", lambda *_: (Path("x"), {"script": "ppo", "args": saved}, [update])
+    )
+    monkeypatch.setattr(how_many, "restore", lambda *_: (None, None, update))
+    monkeypatch.setattr(how_many, "Program", lambda _, args: types.SimpleNamespace(args=args, bytes=1))
+    seen = []
+    monkeypatch.setattr(
+        how_many, "single_updates", lambda program, *_: seen.append(program.args) or how_many.Point(*[8.0] * 7)
+    )
+    how_many.measure("x", [], lambda _: None)
+    assert {(args.learning_rate, args.ent_coef) for args in seen} == {(4e-3 * left, 0.06 * left)}
 
 
 def test_more_environments_are_split_so_that_they_fit():
