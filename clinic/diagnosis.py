@@ -165,6 +165,11 @@ def of_rows(file: Path, rows: list[dict[str, Any]]) -> list[Course]:
     kept = np.isfinite(values[RETURN]) & np.isfinite(values[STEP])
     if not kept.any():
         raise UsageError(f"{file}: no row with numbers in both {names[STEP]} and {names[RETURN]}")
+    steps = values[STEP][kept]
+    back = np.flatnonzero(steps < np.maximum.accumulate(steps) / 2)
+    if len(back) and (np.diff(steps[back[0] :]) > 0).any():  # as where Stable-Baselines3 learns twice with one logger
+        falls = f"{names[STEP]} falls from {steps[: back[0]].max():.0f} to {steps[back[0]]:.0f} and rises again"
+        raise UsageError(f"{file}: {falls}; there are two trainings in it, give the lines of one")
     # Other trainers write losses and returns in lines of their own: each return gets the values before it.
     order = np.argsort(values[STEP], kind="stable")
     values = {k: v[order] if k in (STEP, RETURN) else carried(v[order]) for k, v in values.items()}

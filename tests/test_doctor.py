@@ -192,6 +192,15 @@ def test_a_log_whose_losses_and_returns_are_in_lines_of_their_own(tmp_path, caps
     assert code == 0 and "408k steps" in out and "it climbs" in out and "entropy 0.6" in out
 
 
+def test_two_trainings_in_one_log_are_no_curve(tmp_path, capsys, undrawn):
+    """As Stable-Baselines3 leaves them where learn() is called twice."""
+    rows = [f"{2048 * i},{value}" for values in (10 * X, np.full(100, 10.0)) for i, value in enumerate(values, 1)]
+    file = tmp_path / "progress.csv"
+    file.write_text("\n".join(["time/total_timesteps,rollout/ep_rew_mean", *rows]) + "\n")
+    code, _, err = call(capsys, file)
+    assert code == 2 and "time/total_timesteps falls from 409600 to 2048 and rises again" in err
+
+
 @pytest.mark.parametrize("last, label", [("nan", "diverged"), ("inf", "diverged"), ("", "climbing")])
 def test_a_loss_of_nan_is_told_from_an_empty_cell(tmp_path, last, label):
     rows = [f"{2048 * i},{value + 0.01 * (i % 3)},0.1," for i, value in enumerate(10 * X)]
