@@ -337,13 +337,14 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
 
 
 def merged(commands: Sequence[str]) -> list[str]:
-    """Commands that differ only in their game of MinAtar are one, with {all of them}."""
-    games: dict[tuple[str, ...], list[str]] = {}
-    for command in dict.fromkeys(commands):
-        before, game, after = re.match(r"(.*?)(?:(\w+)-MinAtar(.*))?$", command).groups("")
-        games.setdefault((before, after), []).append(game)
-    braces = {k: f"{{{','.join(v)}}}" if len(v) > 1 else v[0] for k, v in games.items()}
-    return [before + (f"{braces[before, after]}-MinAtar{after}" if after else "") for before, after in games]
+    """Commands that differ only in their game of MinAtar, their script or --num-envs are one, with {all of them}."""
+    for pattern in (r"(.*?)(\w+)(-MinAtar.*)", r"(python )(\w+)(\.py.*)", r"(.*--num-envs )(\d+)(.*)"):
+        groups: dict[tuple[str, str], list[str]] = {}
+        for command in dict.fromkeys(commands):
+            before, word, after = found.groups() if (found := re.fullmatch(pattern, command)) else (command, "", "")
+            groups.setdefault((before, after), []).append(word)
+        commands = [a + (f"{{{','.join(of)}}}" if len(of) > 1 else of[0]) + b for (a, b), of in groups.items()]
+    return list(commands)
 
 
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -386,16 +387,15 @@ Returns of trained policies, not of training: 128 episodes at the end of each ru
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
 t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
-the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout [seeds
-vary](scaling.md#on-a-gpu), machines perhaps; on two other games five seeds show no difference. Where a seed was
-run on both, the CPU's run counts.
+the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout seeds vary,
+[machines perhaps](scaling.md#on-a-gpu). Where a seed was run on both, the CPU's run counts.
 
 References are other people's numbers, unless a script is named:
 [discogen](https://github.com/AlexGoldie/discogen)'s PPO had 10M steps and the best of ten learning rates for each game;
 [PureJaxRL](https://github.com/luchris429/purejaxrl)'s PPO, rejax's and PureJaxQL's PQN were run here. We judge sampled
 actions, although published scores are of the most probable ones, which mostly score higher. "Reached": our mean is at
 least the reference. "Below, within the interval": it is lower, and its interval includes the reference; **below**: it
-does not. Of games in {braces} a command takes one."""
+does not. Of what is in {braces} a command takes one."""
 
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:

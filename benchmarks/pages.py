@@ -393,11 +393,11 @@ def launches() -> None:
     """What an update is on an H100, as compiled."""
     rows = [
         [name, row["per_minibatch"], f"{row['per_environment_step']:,}", f"{row['per_update']:,}",
-         f"{row['launch_bound_ms']:,}", f"{sum(row['memory_mb'].values()):,.0f}"]
+         f"{sum(row['memory_mb'].values()):,.0f}"]
         for name, row in read("gpu_compile")["rows"].items()
         if not any(word in name for word in ("seeds", "M = 4", "EWMA"))
     ]  # fmt: skip
-    table(["update", "launches per minibatch", "per environment step", "per update", "ms at 2.5 µs each", "MB"], rows)
+    table(["update", "launches per minibatch", "per environment step", "per update", "MB"], rows)
     row, run = read("gpu_compile")["rows"]["Breakout 65536 x 32, M = 1024"], read("gpu")["learning"]
     update = 65536 * 32 / run["steps_per_second"]
     print(f"\nAn H100 took {1000 * update:.0f} ms for an update of the second row,", end=" ")

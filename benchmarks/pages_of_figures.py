@@ -245,12 +245,11 @@ def third_game() -> None:
         others += [f"searched there, {size('middle')} minus {size(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
     three = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][1], 2)}" for a, b in study.PAIRS]
     text += f"Without a verdict: {'; '.join(others)}; over the three games, with the other games' flags (thought of "
-    text += f"when two were known), {'; '.join(three)}. Returns of the twelve sets, seed 100: "
+    text += f"when two were known), {'; '.join(three)}. Rank correlation of the "
     ends, sets = {number: searched.ends(runs, number) for number in own}, range(searched.SETS)
     tried = {number: [ends[number][index, searched.TRIED] for index in sets] for number in own}
     rank = stats.spearmanr(tried["small"], tried["many"]).statistic
-    text += "; ".join(f"{size(number)} {', '.join(f'{x:.0f}' for x in of)}" for number, of in tried.items())
-    text += f" (rank correlation of the first two {rank:.2f}). ".replace("-", "−")
+    text += f"twelve sets' returns with both numbers, seed 100: {rank:.2f}. ".replace("-", "−")
     text += where([run for of in own.values() for run in of])
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
