@@ -45,7 +45,7 @@ ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise`
 
 
 @dataclass(frozen=True)
-class Args(CriticArgs):
+class Args(CriticArgs):  # with flags for seeds, devices, environments, logging: common/run/arguments.py
     # --- run ---
     total_timesteps: Steps = 10 * 2**20
     """Environment steps over all environments."""
@@ -112,7 +112,7 @@ class Args(CriticArgs):
     activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    """Precision of the inputs of the hidden layers' products. All else, their sums too, is float32."""
     layer_norm: bool = True
     """Layer normalisation before each activation."""
     shared_encoder: bool = False

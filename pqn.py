@@ -43,7 +43,7 @@ RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` appli
 
 
 @dataclass(frozen=True)
-class Args(EnvArgs):
+class Args(EnvArgs):  # with flags for seeds, devices, environments, logging: common/run/arguments.py
     # --- run ---
     total_timesteps: Steps = 10 * 2**20
     """Environment steps over all environments."""
@@ -94,7 +94,7 @@ class Args(EnvArgs):
     activation: Literal["tanh", "relu", "elu"] = "relu"
     """Activation of the hidden layers."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    """Precision of the inputs of the hidden layers' products. All else, their sums too, is float32."""
     layer_norm: bool = True
     """Layer normalisation before each activation."""
 

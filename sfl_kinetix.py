@@ -59,7 +59,7 @@ RATES = np.arange(11) / 10  # centres of the bins of success rates
 
 
 @dataclass(frozen=True)
-class Args(LevelArgs):
+class Args(LevelArgs):  # with flags for seeds, devices, environments, logging: common/run/arguments.py
     # --- run ---
     total_timesteps: Steps = 2**30
     """Environment steps over all environments, without those of the search for levels."""
@@ -132,7 +132,7 @@ class Args(LevelArgs):
     network: Literal["transformer", "permutation-invariant"] = "transformer"
     """Kinetix's network over entities: 786k parameters, or 222k without attention."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the factors in the hidden layers' products. All else, their sums too, is float32."""
+    """Precision of the inputs of the hidden layers' products. All else, their sums too, is float32."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -91,7 +91,7 @@ def judged(runs: dict[str, dict[str, Any]]) -> str:
     """What the rules say of all claims together."""
     ends = [np.mean([run["return"] for run in of]) for of in by_arm(runs).values()]
     passes_gate = max(ends) > arms.GATE[GAME]
-    return effects.verdict(claimed(runs)) if passes_gate else "nothing is said, since the gate fails"
+    return effects.verdict(claimed(runs)) if passes_gate else "no verdict, returns are too low for one"
 
 
 def draw(runs: dict[str, Any], path: Path) -> None:

@@ -78,8 +78,8 @@ def learning() -> None:
         if game == "Breakout":
             minutes = np.median([run["seconds"] for run in learned()["headline_2048"]]) / 60
             places = ", ".join(f"{np.mean(x):.0f} {where}" for where, x in by_place().items())
-            how = f"{len(ends)} runs, {minutes:.1f} minutes on two cores; [{places}](docs/scaling.md#on-a-gpu); "
-            how += f"[{sum(ends < lasting.WALL)} stay at the first wall](docs/log.md#2026-11-29-breakouts-slow-seeds)"
+            how = f"{len(ends)} runs, {minutes:.1f} minutes on two cores; [{places}](docs/results.md#minatar); "
+            how += f"[{sum(ends < lasting.WALL)} end below 32](docs/log.md#2026-11-29-breakouts-slow-seeds)"
             theirs = theirs.replace("discogen", "[discogen](https://github.com/AlexGoldie/discogen)")
         elif on_gpu := sum("together" in run for run in found):
             how += f", {on_gpu} of them on an H100"
@@ -354,7 +354,8 @@ def million() -> None:
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
     cartpole, breakout = (learned()[f"{game}_ppo_1048576"][0] for game in ("cartpole", "breakout"))
-    print(f"The command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" ")
+    cpu = cartpole["machine"]["cpu"].split("(")[0].split()[0]
+    print(f"On an {cpu} the command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" ")
     print(f"{cartpole['seconds'] / 60:.0f} minutes on {cartpole['machine']['cores']} cores), twelve of", end=" ")
     print(f"Breakout at {breakout['sampled']:.0f} ({breakout['seconds'] / 60:.0f} minutes).")
 
@@ -483,7 +484,7 @@ def cures(brief: bool = False) -> None:
         print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
         print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
         print("For a task\nunlike those that it knows expect what the log alone healed:", end=" ")
-        print(f"{runs('log', 1)} of the {len(sick)}.")
+        print(f"{runs('log', 1)} of the {len(sick)}. Other\ntrainers' logs are untested.")
         return
     rows = []
     for column, name in done.items():

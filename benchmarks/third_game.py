@@ -148,7 +148,7 @@ def claimed(runs: dict[str, Any], borrowed: dict[str, list[dict[str, Any]]]) -> 
     if min(map(len, own)) < len(TESTED):
         verdict = said = f"open ({min(map(len, own))} of {len(TESTED)} seeds)"
     if not passes_gate(own):
-        verdict = said = "nothing is said, since the gate fails"
+        verdict = said = "no verdict, returns are too low for one"
     return Claim(less, gone, verdict, said)
 
 

@@ -181,7 +181,7 @@ def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monk
     missing = {name: run for name, run in runs.items() if (run["arm"], run["seed"]) != ("many", 11)}
     assert third_game.claimed(missing, arms.on_third(known, {}))[2:] == ("open (5 of 6 seeds)",) * 2
     monkeypatch.setitem(arms.GATE, arms.THIRD, 99.0)
-    assert third_game.claimed(runs, arms.on_third(known, {}))[2:] == ("nothing is said, since the gate fails",) * 2
+    assert third_game.claimed(runs, arms.on_third(known, {}))[2:] == ("no verdict, returns are too low for one",) * 2
     assert claim.gone[1] > 0 > claim.less.high
 
 

@@ -126,7 +126,7 @@ class RunArgs(LogArgs):
 
     # --- devices ---
     num_devices: Positive[int] | None = None
-    """Train on this many devices (default: all)."""
+    """Train on this many devices (default: as many as divide --num-envs, a chunk's, and --minibatch-size)."""
     distributed: bool = False
     """Train with several processes, one per machine or GPU, all started alike. Detects Slurm, Open MPI and GKE."""
     coordinator_address: str | None = None
