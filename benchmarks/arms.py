@@ -49,7 +49,8 @@ SEARCHED = {
     "update_epochs": "1,2,3,4,8",
 }
 GATE = {"Breakout-MinAtar": 45, "SpaceInvaders-MinAtar": 130, "Asterix-MinAtar": 19.8}  # pgx's PPO less 10 %
-LEVEL, FIRST, FIRST_LEVEL = 0.9875, 6, 0.975  # of CLAIMS' intervals; of a first look at so many seeds
+LEVEL, LEAST, DRAWS = 0.9875, 8, 20_000  # of CLAIMS' intervals; from so many seeds on; draws of their bootstrap
+FIRST_LEVEL, FIRST = 0.975, 6  # of a first look, at so many seeds
 CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
     ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
@@ -186,18 +187,22 @@ def on_third(runs: dict[str, dict[str, Any]], earlier: dict[str, dict[str, Any]]
     return {arm: [by_seed[seed] for seed in seeds] for arm, by_seed in of.items()}
 
 
-def scores(by_game: dict[str, dict[int, float]]) -> np.ndarray:
-    """[seeds, games], of the seeds that all games have."""
-    seeds = sorted(set.intersection(*(set(values) for values in by_game.values())))
-    found = [[reference_score(game, by_game[game][seed]) for game in GAMES] for seed in seeds]
-    return np.array(found).reshape(-1, len(GAMES))
+def looked_at(runs: dict[str, dict[str, dict[int, float]]]) -> tuple[dict[str, np.ndarray], float]:
+    """What the rules judge: all seeds that each arm has on each game or, while these are few, the first look's.
+    -> {arm: scores [seeds, games]}, level of the claims' intervals."""
+    seeds = sorted(set.intersection(*(set(values) for by_game in runs.values() for values in by_game.values())))
+    seeds, level = (seeds, LEVEL) if len(seeds) >= LEAST else (seeds[:FIRST], FIRST_LEVEL)
+    found = {arm: [[reference_score(game, by_game[game][seed]) for game in GAMES] for seed in seeds]
+             for arm, by_game in runs.items()}  # fmt: skip
+    return {arm: np.array(of).reshape(-1, len(GAMES)) for arm, of in found.items()}, level
 
 
 def differences(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> dict[str, tuple[float, float, float]]:
     """Estimate and interval of a less b, scores [seeds, games]: of interquartile means, by bootstrap, which the rules
     judge; of means over seeds and of each game, by Welch. A bootstrap of few seeds is too narrow; Welch's is not."""
     less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
-    found = {"interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, level=level))}
+    draws = {"level": level, "repetitions": DRAWS}
+    found = {"interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, **draws))}
     pairs = {"mean": (a.mean(axis=1), b.mean(axis=1))} | {game: (a[:, i], b[:, i]) for i, game in enumerate(GAMES)}
     for name, (x, y) in pairs.items():
         effect = effects.difference(name, x, y, level=level)
@@ -225,7 +230,8 @@ def third_effects(
     intervals. third: what on_third gives."""
     ends, scores = returns(found), {}
     for arm, runs in third.items():
-        values = {game: ends[arm][game].values() for game in GAMES} | {THIRD: [run["return"] for run in runs]}
+        values = {game: [x for seed, x in ends[arm][game].items() if seed < FIRST] for game in GAMES}
+        values[THIRD] = [run["return"] for run in runs]
         scores[arm] = [np.array([reference_score(game, x) for x in of]) for game, of in values.items()]
     pairs = {pair: list(zip(*(scores[arm] for arm in pair), strict=True)) for pair in PAIRS}
     return {pair: [over_games(games[-1:]), over_games(games)] for pair, games in pairs.items()}
@@ -275,7 +281,7 @@ def on_one_grid(curves: Iterable[Sequence[Sequence[float | None]]]) -> tuple[np.
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Each game's returns in training, and all differences of scores."""
-    curves, ends = returns(found, "curve"), returns(found)
+    curves, (scores, level) = returns(found, "curve"), looked_at(returns(found))
     figure, axes = report.new_figure(1, len(GAMES) + 1, "Arms with the flags that a search of their own found")
     name = {arm: "{:,} × {:,}".format(*ARMS[arm][:2]) for arm in ARMS}
     for axis, game in zip(axes[0], GAMES, strict=False):
@@ -291,15 +297,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
     labels, axis = [], axes[0, -1]
     for colour, (a, b, *_) in zip(plots.COLOURS, CLAIMS, strict=False):
-        of = [scores(ends[arm]) for arm in (a, b)]
-        for what, (middle, low, high) in (differences(*of) if min(map(len, of)) >= effects.FEWEST else {}).items():
+        of = scores[a], scores[b]
+        enough = len(of[0]) >= effects.FEWEST
+        for what, (middle, low, high) in (differences(*of, level) if enough else {}).items():
             axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
             axis.plot(middle, -len(labels), "o", color=colour)
             pair = f"{name[a]} less {name[b]}:\n" if what == "interquartile mean" else ""
             labels.append(pair + what.removesuffix("-MinAtar"))
     axis.axvline(0, color="0.3", linewidth=1)
     axis.set_yticks(-np.arange(len(labels)), labels)
-    axis.set(title=f"Differences, {100 * LEVEL:.4g} % intervals", xlabel="score: 1 is published, 0 random")
+    axis.set(title=f"Differences, {100 * level:.4g} % intervals", xlabel="score: 1 is published, 0 random")
     told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
     report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")
 

@@ -150,9 +150,8 @@ def arms() -> None:
     """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims."""
     found = read("arms")
     runs = study.returns(found)
-    scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
-    failed = study.fails_gate(runs)
-    claims = claims_of_arms(scores, failed)
+    (scores, level), failed = study.looked_at(runs), study.fails_gate(runs)
+    claims = claims_of_arms(scores, level, failed)
     flags_of_arms(found)
     rows = []
     for arm, by_game in runs.items():
@@ -167,7 +166,7 @@ def arms() -> None:
     gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {gate}.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
-    text = f"{100 * study.LEVEL:.4g} % intervals. That of the first decides, a bootstrap; the others are Welch's. "
+    text = f"{100 * level:.4g} % intervals. That of the first decides, a bootstrap; the others are Welch's. "
     text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
     text += "; ".join(first_look(scores, number) for number in range(len(CLAIMS)))
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
@@ -196,17 +195,18 @@ def named(arm: str) -> str:
     return "{:,} × {:,}".format(*ARMS[arm][:2])
 
 
-def claims_of_arms(scores: dict[str, np.ndarray], failed: list[str] | None) -> list[list[Any]]:
-    """The rows of the claims. failed: games on which the gate fails."""
+def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str] | None) -> list[list[Any]]:
+    """The rows of the claims. scores, level: what is looked at; failed: games on which the gate fails."""
     claims, wanted = [], study.Args.seeds
     for number, (a, b, claim, *margin) in enumerate(CLAIMS, 1):
-        what, seeds = f"{named(a)} minus {named(b)}", min(len(scores[a]), len(scores[b]))
+        what, seeds = f"{named(a)} minus {named(b)}", len(scores[a])
         if seeds < effects.FEWEST:
             claims.append([number, what, claim, *["–"] * (2 + len(GAMES)), "not run"])
             continue
-        of = study.differences(scores[a], scores[b])
+        of = study.differences(scores[a], scores[b], level)
         _, low, high = of["interquartile mean"]
-        verdict = study.judged(low, high, *margin) if seeds >= wanted else f"open ({seeds} of {wanted} seeds)"
+        verdict = study.judged(low, high, *margin) if seeds >= study.FIRST else "open"
+        verdict += f" ({seeds} of {wanted} seeds)" * (seeds < wanted)
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
         claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
     return claims

@@ -259,10 +259,10 @@ def asked() -> None:
     found, recipe = read("arms"), read("recipes")
     long_runs, page = read("long_runs")["runs"], "docs/report.md#"
     runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
-    scores = {arm: study.scores(by_game) for arm, by_game in runs.items()}
-    (*_, higher), (*_, equal) = claims_of_arms(scores, study.fails_gate(runs))
+    scores, level = study.looked_at(runs)
+    (*_, higher), (*_, equal) = claims_of_arms(scores, level, study.fails_gate(runs))
     less = [
-        f"{signed(*study.differences(scores[a], scores[b])['interquartile mean'], 2)} ({100 * study.LEVEL:.4g} %)"
+        f"{signed(*study.differences(scores[a], scores[b], level)['interquartile mean'], 2)} ({100 * level:.4g} %)"
         for a, b, *_ in study.CLAIMS
     ]
     own, (borrowed, _) = searched.claimed(read("third_game")["runs"], third), study.third_effects(found, third)[PAIR]

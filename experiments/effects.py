@@ -78,7 +78,7 @@ def difference(what: str, a: np.ndarray, b: np.ndarray | float = 0.0, level: flo
 
 
 def bootstrap(
-    statistic: Callable[..., np.ndarray], *scores: np.ndarray, level: float = 0.95
+    statistic: Callable[..., np.ndarray], *scores: np.ndarray, level: float = 0.95, repetitions: int = REPETITIONS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Computes a statistic of one or more score matrices [seeds, games, ...] and its interval, by resampling seeds
     within each game (Agarwal et al. 2021). -> estimate, low, high, of the statistic's shape. Not finite if a score is
@@ -87,7 +87,7 @@ def bootstrap(
     if not all(np.isfinite(x).all() for x in scores) or min(len(x) for x in scores) < FEWEST:
         return estimate, *np.full((2, *estimate.shape), np.nan)
     draw = lambda x: x[rng.integers(len(x), size=x.shape[:2]), np.arange(x.shape[1])]  # noqa: E731
-    found = [np.atleast_1d(statistic(*map(draw, scores))) for _ in range(REPETITIONS)]
+    found = [np.atleast_1d(statistic(*map(draw, scores))) for _ in range(repetitions)]
     return estimate, *np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
