@@ -50,7 +50,7 @@ SEARCHED = {
 }
 GATE = {"Breakout-MinAtar": 45, "SpaceInvaders-MinAtar": 130, "Asterix-MinAtar": 19.8}  # pgx's PPO less 10 %
 LEVEL, LEAST, DRAWS = 0.9875, 8, 20_000  # of CLAIMS' intervals; from so many seeds on; draws of their bootstrap
-FIRST_LEVEL, FIRST = 0.975, 6  # of a first look, at so many seeds
+FIRST_LEVEL, FIRST = 0.975, 6  # of a first look, at so many seeds, with effects.REPETITIONS draws
 CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie: above, below, refuted where
     ("many", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "long", "equal within 0.1", (-0.1, 0.1), None),
@@ -197,12 +197,15 @@ def looked_at(runs: dict[str, dict[str, dict[int, float]]]) -> tuple[dict[str, n
     return {arm: np.array(of).reshape(-1, len(GAMES)) for arm, of in found.items()}, level
 
 
-def differences(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> dict[str, tuple[float, float, float]]:
+def differences(
+    a: np.ndarray, b: np.ndarray, level: float = LEVEL, draws: int = DRAWS
+) -> dict[str, tuple[float, float, float]]:
     """Estimate and interval of a less b, scores [seeds, games]: of interquartile means, by bootstrap, which the rules
     judge; of means over seeds and of each game, by Welch. A bootstrap of few seeds is too narrow; Welch's is not."""
     less = lambda x, y: effects.iqm(x) - effects.iqm(y)  # noqa: E731
-    draws = {"level": level, "repetitions": DRAWS}
-    found = {"interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, **draws))}
+    found = {
+        "interquartile mean": tuple(float(x[0]) for x in effects.bootstrap(less, a, b, level=level, repetitions=draws))
+    }
     pairs = {"mean": (a.mean(axis=1), b.mean(axis=1))} | {game: (a[:, i], b[:, i]) for i, game in enumerate(GAMES)}
     for name, (x, y) in pairs.items():
         effect = effects.difference(name, x, y, level=level)

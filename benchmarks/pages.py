@@ -176,7 +176,8 @@ def arms() -> None:
 def first_look(scores: dict[str, np.ndarray], number: int) -> str:
     """What the rules said of a claim after the first seeds, and the means of the later ones alone."""
     a, b, _, *margin = CLAIMS[number]
-    early = study.differences(*(scores[arm][: study.FIRST] for arm in (a, b)), study.FIRST_LEVEL)["interquartile mean"]
+    first = (scores[arm][: study.FIRST] for arm in (a, b))
+    early = study.differences(*first, study.FIRST_LEVEL, effects.REPETITIONS)["interquartile mean"]
     text = f"claim {number + 1} {signed(*early, digits=2)}, {study.judged(*early[1:], *margin)}"
     later = [scores[arm][study.FIRST :].mean(axis=1) for arm in (a, b)]
     if min(map(len, later)) < effects.FEWEST:

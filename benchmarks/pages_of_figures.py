@@ -80,7 +80,7 @@ def differences_of_b(drawn: dict[str, Any]) -> None:
         size = lambda m: f"{int(m[1]) * base['num_envs']} × {base['num_steps']}{', ' + m[2] if m[1] != '1' else ''}"  # noqa: E731
         what = re.sub(r"N (\d+), K (\d+)", r"\1 × \2", effect["what"].partition(", ")[2].replace("less", "minus"))
         what = re.sub(r"N × (\d+), ([^(]*?)(?: \(the paper\))?(?= minus|$)", size, what)
-        of = study.differences(*map(np.array, effect["samples"]), level=0.95)
+        of = study.differences(*map(np.array, effect["samples"]), 0.95, effects.REPETITIONS)
         rows.append([name, what, *(signed(*x, digits=2) for x in of.values()), effect["outcome"]])
     games = [game.removesuffix("-MinAtar") for game in GAMES]
     table(["", "score, difference", "interquartile mean", "mean", *games, "claimed above 0"], rows)
