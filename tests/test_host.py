@@ -20,6 +20,7 @@ from conftest import ROOT, metrics_of, refusal, wait_for
 import ppo
 from common import envs, evaluation
 from common.run import arguments, devices, run as runs
+from common.suites import host
 
 pytest.importorskip("gymnasium")
 COUNTING = "gymnasium/counting:Counting-v0"
@@ -133,6 +134,15 @@ def test_spaces_are_translated(observed, done, shape, dtype, actions):
         np.testing.assert_allclose(obs[i], np.reshape(seen, shape), rtol=1e-6)
         taken = np.ravel(one.seen[-1] - np.array({"one of": -1, "many": [1, 0]}.get(done, 0)))
         np.testing.assert_allclose(taken, chosen[i] if isinstance(actions, tuple) else np.clip(chosen[i], -1, 1))
+
+
+def test_an_action_at_a_bound_that_float32_rounds_outwards_is_in_the_space():
+    from gymnasium import spaces
+
+    space = spaces.Box(-0.1, 0.1, (2,), np.float64)
+    ours, write = host._writer("actions", space)
+    action = np.stack([ours.high, ours.low])
+    assert not space.contains(action[0].astype(np.float64)) and all(map(space.contains, write(action)))
 
 
 def test_pixels_have_their_channels_last_and_stay_bytes():

@@ -211,7 +211,9 @@ def _writer(where: str, space: Any) -> tuple[Discrete | Box, Write]:
         return Discrete((2,) * int(np.prod(shape))), lambda a: a.reshape(-1, *shape).astype(space.dtype)
     if _is_real(space):
         low, high = (np.asarray(x, np.float32).ravel() for x in (space.low, space.high))
-        return Box(low, high), lambda action: action.reshape(-1, *space.shape).astype(space.dtype)
+        # Clipped again: float32 may have rounded a bound of float64 outwards, and environments assert theirs.
+        exact = lambda action: action.reshape(-1, *space.shape).astype(space.dtype)  # noqa: E731
+        return Box(low, high), lambda action: np.clip(exact(action), space.low, space.high)
     raise UsageError(f"{where} are {_short(space)}; must be Discrete, MultiDiscrete, MultiBinary or a Box of floats")
 
 
