@@ -333,7 +333,11 @@ def gpu(brief: bool = False) -> None:
     less = "less the CPUs' (Welch, 95 %)"
     table(["Breakout, ten seeds each", "return", "worst", less, "steps per second, all seeds", "seconds"], rows)
     again = (f"{game} {welch(x, on_cpu(game))}" for game, x in found["repeated"].items())
-    print(f"\nFive seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
+    typed = [x for call in ten["calls"] if call["how"] == "as typed" for x in call["sampled"]]
+    print(
+        f"\nThe {len(typed)} as typed, less the CPUs': {welch(typed, cpu)}. JAX was {found['jax']} there, 0.9.0 here."
+    )
+    print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
     print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
     print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
 
@@ -355,10 +359,24 @@ def million() -> None:
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
     measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
     cartpole, breakout = (learned()[f"{game}_ppo_1048576"][0] for game in ("cartpole", "breakout"))
-    cpu = cartpole["machine"]["cpu"].split("(")[0].split()[0]
-    print(f"On an {cpu} the command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" ")
+    cpu = cartpole["machine"]["cpu"].partition("(")[0]
+    print(
+        f"On an {cpu} machine the command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" "
+    )
     print(f"{cartpole['seconds'] / 60:.0f} minutes on {cartpole['machine']['cores']} cores), twelve of", end=" ")
     print(f"Breakout at {breakout['sampled']:.0f} ({breakout['seconds'] / 60:.0f} minutes).")
+
+
+def beside_rejax() -> None:
+    """Speed beside rejax, of updates and of whole trainings."""
+    ratios = [x["ratios"]["steps_per_second"]["median"] for x in read("compare")["summary"] if x.get("ratios")]
+    seconds = lambda row: np.median([run["seconds"] for run in learned()[row]])  # noqa: E731
+    whole = [
+        seconds(f"seconds_{game}_rejax") / seconds(f"seconds_{game}_ours") for game in ("breakout", "spaceinvaders")
+    ]
+    print(f"On two cores `ppo.py` makes [{min(ratios):.1f} to {max(ratios):.1f} × rejax's steps per", end=" ")
+    print("second](docs/scaling.md#compared-with-rejax) (least\nwith few environments; in", end=" ")
+    print(f"[whole trainings](docs/results.md#seconds-until-a-score) with 64 {min(whole):.1f} to {max(whole):.1f} ×).")
 
 
 def compare() -> None:
@@ -393,21 +411,15 @@ def pqn_speed() -> None:
 
 def launches() -> None:
     """What an update is on an H100, as compiled."""
-    rows = [
-        [name, row["per_minibatch"], f"{row['per_environment_step']:,}", f"{row['per_update']:,}",
-         f"{sum(row['memory_mb'].values()):,.0f}"]
-        for name, row in read("gpu_compile")["rows"].items()
-        if not any(word in name for word in ("seeds", "M = 4", "EWMA"))
-    ]  # fmt: skip
-    table(["update", "launches per minibatch", "per environment step", "per update", "MB"], rows)
-    row, run = read("gpu_compile")["rows"]["Breakout 65536 x 32, M = 1024"], read("gpu")["learning"]
-    update = 65536 * 32 / run["steps_per_second"]
-    print(f"\nAn H100 took {1000 * update:.0f} ms for an update of the second row,", end=" ")
-    print(f"{1e6 * update / row['per_update']:.1f} µs per launch.", end=" ")
-    row = read("gpu_compile")["rows"]["Breakout 2048 x 32, M = 32"]
+    rows, run = read("gpu_compile")["rows"], read("gpu")["learning"]
+    row, update = rows["Breakout 65536 x 32, M = 1024"], 65536 * 32 / run["steps_per_second"]
     kinds = next(loop["kinds"] for loop in row["loops"] if loop["launches"] == row["per_minibatch"])
-    print(f"Of {row['per_minibatch']} launches per minibatch {kinds['reduction']} are reductions,", end=" ")
-    print(f"{kinds['product']} matrix products.")
+    kinetix = rows["Kinetix locomotion 2048 x 32"]["per_environment_step"]
+    text = f"An update of Breakout with 65,536 × 32 and 1,024 minibatches launches {row['per_update']:,} kernels: "
+    text += f"{row['per_minibatch']} per minibatch ({kinds['reduction']} of them reductions, {kinds['product']} matrix "
+    text += f"products) and {row['per_environment_step']} per environment step (Kinetix locomotion: {kinetix:,}). An "
+    text += f"H100 took {1000 * update:.0f} ms for it, {1e6 * update / row['per_update']:.1f} µs per launch."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def plasticity() -> None:
@@ -484,8 +496,11 @@ def cures(brief: bool = False) -> None:
         print(f"{runs('doctor', 1)}, in {again}\ncases by giving back the healthy flags exactly; one of its", end=" ")
         print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
         print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
-        print("For a task\nunlike those that it knows expect what the log alone healed:", end=" ")
-        print(f"{runs('log', 1)} of the {len(sick)}. Other\ntrainers' logs are untested.")
+        print("For a task\nunlike those that it knows expect at most what the log alone healed:", end=" ")
+        minatar = np.array([case["task"].partition(",")[0] in tasks.GAMES for case in sick])
+        print(f"{runs('log', 1)} of the {len(sick)},\n{healed('log', 1)[minatar].sum():.0f} of", end=" ")
+        print(f"{minatar.sum()} on MinAtar; its thresholds are from other seeds of these tasks.", end=" ")
+        print("Other trainers'\nlogs are untested.")
         return
     rows = []
     for column, name in done.items():

@@ -239,6 +239,8 @@ def third_game() -> None:
     if gates == (True, False):
         text += f"Twelve sets of flags had none with which {size('many')} reach pgx's PPO. "
     others = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][0], 2)}" for a, b in study.PAIRS[1:]]
+    same = effects.difference("", *(searched.scores(of) for of in (afterwards, third["long"])))
+    others.append(f"with the defaults' flags, {named('many')} minus {named('long')} {signed(*same[1:4], 2)}")
     if "middle" in own:
         scores = {number: searched.scores(of) for number, of in own.items()}
         less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
