@@ -349,8 +349,8 @@ def merged(commands: Sequence[str]) -> list[str]:
 
 def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], dict[str, Any]]) -> str:
     """A group's part of the page: a table, and the commands."""
-    tenth = any(len(runs_of(row, stored)) >= 10 for row in rows)
     goals = any(row.goals for row in rows)
+    tenth = not goals and any(len(runs_of(row, stored)) >= 10 for row in rows)
     head = [
         "task",
         "script",
