@@ -331,7 +331,7 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value = policy(params, batch.obs)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -343,7 +343,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    loss = (policy_loss + args.vf_coef * value_loss.sum(-1) - args.ent_coef * bonus * entropy).mean()
+    loss = (policy_loss + args.vf_coef * value_loss.sum(-1) - ent_coef * entropy).mean()
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss[:, 0],
@@ -356,18 +356,18 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.
 
 
 def total_loss(
-    args: Args, network: ActorCritic, learner: Learner, unravel: Any, params: jax.Array, batch: Batch, bonus: Any
+    args: Args, network: ActorCritic, learner: Learner, unravel: Any, params: jax.Array, batch: Batch, ent_coef: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """ppo_loss and the predictor's error. No parameter is in both: the predictor does not move the policy, nor the
     policy the predictor. params: both on one vector -> loss, its parts."""
     params, predictor = unravel(params)
-    loss, parts = ppo_loss(args, partial(forward, args, network, learner.obs_stats), params, batch, bonus)
+    loss, parts = ppo_loss(args, partial(forward, args, network, learner.obs_stats), params, batch, ent_coef)
     error = prediction_error(args, learner.rnd, predictor, batch.next_obs).mean()
     return loss + error, parts | {"rnd/loss": jax.lax.stop_gradient(error)}
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, ent_coef: Any
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
@@ -384,7 +384,7 @@ def optimise(
         minibatch = jax.tree.map(lambda x: x[rows], batch._replace(next_obs=None))._replace(advantage=advantage)
         few = rows[: max(1, round(args.update_proportion * rows.size))]  # of shuffled ones
         minibatch = minibatch._replace(next_obs=jax.tree.map(lambda x: x[few], batch.next_obs))
-        grads, parts = grad_fn(params, minibatch, bonus)
+        grads, parts = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads[:policy_size])  # the predictor's gradient is not scaled
         grads = grads.at[:policy_size].multiply(jnp.minimum(1.0, args.max_grad_norm / grad_norm))
@@ -415,7 +415,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True), learner.params)
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -429,8 +429,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
+    ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
     sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
 
@@ -456,7 +456,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         target = jnp.stack([ext_advantage, int_advantage], axis=-1) + t.value
         batch = Batch(t.obs, t.next_obs, t.action, t.log_prob, t.value, advantage, target=target)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, bonus)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, ent_coef)
         metrics["rnd/reward"] = jax.lax.pmean(intrinsic.reward.mean(), "device")
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
@@ -469,12 +469,12 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, behaviour.obs_stats, behaviour.rnd.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, obs_stats, rnd_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats, bonus)
+    sample = Sample(batch, behaviour.obs_stats, ent_coef)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
     metrics["finite"] &= jnp.isfinite(optax.tree.norm(learner.rnd.predictor))
-    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/ent_coef": ent_coef}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats, rnd=learner.rnd._replace(obs_stats=rnd_stats))
     return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample

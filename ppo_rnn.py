@@ -355,7 +355,7 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
     dist, value, _ = policy(params, batch.obs, batch.cells)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -367,7 +367,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
-    loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * bonus * entropy).mean()
+    loss = (policy_loss + args.vf_coef * value_loss - ent_coef * entropy).mean()
     parts = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
@@ -379,7 +379,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, ent_coef: Any
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in minibatches of shuffled sequences.
 
@@ -394,7 +394,7 @@ def optimise(
         (params, opt_state), (sequences, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = take(args, batch, sequences)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch, bonus)
+        grads, parts = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
@@ -432,7 +432,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
         rows = rows._replace(advantage=batch.advantage.reshape(-1, length))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True)
+    grad_fn = jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True)
     # Of each network the hidden layers of its encoder ("encoder") and then its cell ("hidden").
     hidden = {name: {"hidden": jax.tree.leaves(layers)} for name, layers in sown["intermediates"].items()}
     return {
@@ -452,8 +452,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     next_key, key = jax.random.split(state.key)
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
+    ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, GRADIENT_PARTS * args.sequence_length, args.batch_size // 4))
     parts = args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length
     sample_size = -(-measured // parts)  # rounded up
@@ -470,7 +470,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         cells = Cells(states, t.reset)
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value, cells=cells)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, bonus)
+        learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate, ent_coef)
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
@@ -482,11 +482,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, obs_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats, bonus)
+    sample = Sample(batch, behaviour.obs_stats, ent_coef)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs, batch.cells)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
-    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/ent_coef": ent_coef}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     return TrainState(learner, environments, next_key, state.update + 1, behaviour.params), metrics, sample

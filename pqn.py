@@ -234,7 +234,7 @@ def rollout(
 
 
 def compute_targets(t: Transition, last_value: jax.Array, gamma: float, q_lambda: float) -> jax.Array:
-    """Lambda-returns of the greedy policy (Gallici et al. 2024, section 4; Peng's Q(lambda)). -> [T, N / C].
+    """Lambda-returns of max_a Q, not cut at exploring actions (Gallici et al. 2024; Peng's Q(lambda)). -> [T, N / C].
 
     G_t = r_t + gamma (1 - terminated_t) ((1 - lambda) V(s'_t) + lambda G_{t+1}), V = max_a Q, and G_T = V(s_T). Where
     an episode was truncated, s'_t is the observation before the reset, and V(s'_t) stands for the rest of it.

@@ -360,7 +360,7 @@ def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_o
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.0) -> tuple[jax.Array, dict]:
+def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
     dist, value = policy(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
@@ -373,7 +373,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, bonus: Any = 1.
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     explored = 0.5 * args.block_ent_coef * (1 - batch.block / args.leader) if args.leader else 0.0
-    loss = policy_loss + args.vf_coef * value_loss - (args.ent_coef * bonus + explored) * entropy
+    loss = policy_loss + args.vf_coef * value_loss - (ent_coef + explored) * entropy
     if args.bounds_coef:
         loss += args.bounds_coef * (jnp.maximum(jnp.abs(dist.mean) - 1.1, 0) ** 2).sum(-1)
     parts = {
@@ -403,7 +403,7 @@ def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> 
 
 
 def optimise(
-    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, bonus: Any = 1.0
+    args: Args, network: ActorCritic, learner: Learner, batch: Batch, key: Any, learning_rate: Any, ent_coef: Any
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """The inner loop: update_epochs passes over a chunk's batch in shuffled minibatches.
 
@@ -421,7 +421,7 @@ def optimise(
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch, bonus)
+        grads, parts = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
@@ -449,7 +449,7 @@ def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sampl
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
     policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
     (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, bonus=sample.bonus), has_aux=True), learner.params)
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -465,8 +465,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     follower = jax.random.randint(jax.random.fold_in(key, 2**31 - 1), (), 0, max(args.leader, 1))
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates)
-    bonus = jnp.float32(remaining if args.anneal_ent else 1.0)  # what is left of the entropy bonus
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
+    ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
     if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
         learning_rate = state.learning_rate
     measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
@@ -490,7 +490,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
             units = partial(statistics.normalise, stats=learner.value_stats)  # those of the next rollout's values
             batches = [x._replace(value=units(x.value), target=units(x.target)) for x in batches]
         rows = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
-        learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate, bonus)
+        learner, metrics = optimise(args, network, learner, rows, shuffle_key, learning_rate, ent_coef)
         metrics["losses/explained_variance"] = statistics.explained_variance(batch.advantage, batch.target)
         if args.norm_obs:
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
@@ -502,11 +502,11 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
     learner, learning_rate, obs_stats, environments = carry
-    sample = Sample(batch, behaviour.obs_stats, bonus)
+    sample = Sample(batch, behaviour.obs_stats, ent_coef)
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
     policy = lambda params, batch: forward(args, network, behaviour.obs_stats, params, batch.obs, batch.block)[0]  # noqa: E731
     metrics |= measure_update(policy, state.previous, behaviour.params, learner.params, batch, args.batch_size)
-    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate}
+    metrics |= env.episode_metrics(sums.sum(0)) | {"charts/learning_rate": learning_rate, "charts/ent_coef": ent_coef}
     # Not earlier: the loss has to normalise observations exactly as the behaviour policy did.
     learner = learner._replace(obs_stats=obs_stats)
     adapted = None if state.learning_rate is None else learning_rate

@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
     batch: Any  # [C, n, ...], of this device
     obs_stats: RunningStats
-    bonus: jax.Array | None = None  # what was left of the entropy bonus, in a script that anneals it
+    ent_coef: jax.Array | None = None  # in a script that anneals it
 
 
 def measure_update(

@@ -73,13 +73,13 @@ class Course:
         self.name, (self.script, own) = name, SCRIPTS[name]
         flags = FLAGS | own | flags
         flags |= dict(total_timesteps=updates * flags["num_envs"] * flags["num_steps"])
-        which, no_bonus = ("q_loss", (1.0,)) if name == "pqn" else ("ppo_loss", ())
+        which, no_bonus = ("q_loss", (0.0,)) if name == "pqn" else ("ppo_loss", ())
         with pytest.MonkeyPatch.context() as patch:
             seen = watched(patch, self.script, which, lambda _, *given: (*given, *no_bonus)[-2:]) if watch else []
             self.training = Training(self.script, toy, self.script.Args(**flags))
             self.states, self.metrics, self.samples = self.training.run(updates)
             jax.effects_barrier()
-        self.minibatches, self.bonuses = [batch for batch, _ in seen], [bonus for _, bonus in seen]
+        self.minibatches, self.ent_coefs = [batch for batch, _ in seen], [ent_coef for _, ent_coef in seen]
         self.obs = [sample.batch.obs for sample in self.samples]  # all that was seen: the sample is larger than that
 
     def targets(self, update):
@@ -150,7 +150,7 @@ def descent(request):
     script, free = SCRIPTS[request.param][0], {} if request.param == "pqn" else {"norm_adv": False}
     flags = dict(num_minibatches=1, update_epochs=1, learning_rate=0.1, max_grad_norm=1e-3, anneal_lr=True, **free)
     if request.param != "pqn":
-        flags |= dict(anneal_ent=True)
+        flags |= dict(anneal_ent=True, ent_coef=0.06)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "RADAM" if request.param == "pqn" else "ADAM", optax.identity())
         more = dict(gamma=0.5, norm_reward=True, **for_values(request.param, 1.0))
@@ -173,7 +173,8 @@ def test_the_learning_rate_and_the_entropy_bonus_fall_by_the_update(descent):
     way = np.array([row["outer/update_norm"] for row in rows])
     np.testing.assert_allclose(way, np.multiply(expected, 1e-3), rtol=2e-3)
     if descent.name != "pqn":
-        np.testing.assert_allclose(descent.bonuses, [1, 0.75, 0.5, 0.25], rtol=1e-6)
+        for found in (descent.ent_coefs, [row["charts/ent_coef"] for row in rows]):
+            np.testing.assert_allclose(found, [0.06, 0.045, 0.03, 0.015], rtol=1e-6)
 
 
 def test_without_norm_adv_advantages_are_what_they_are(descent):
@@ -283,7 +284,7 @@ def test_the_loss_is_the_mean_over_transitions_of_numpys(name, critics, clip_vlo
     known = dict(action=action[:, None], log_prob=log_prob, value=old_value, advantage=advantage, target=target)
     batch = script.Batch(**dict.fromkeys(script.Batch._fields) | known)
     policy = lambda *_: (Categorical(logits, (2,)), value, None)[: 3 if name == "ppo_rnn" else 2]  # noqa: E731
-    loss, parts = script.ppo_loss(args, policy, {}, batch, 0.5)
+    loss, parts = script.ppo_loss(args, policy, {}, batch, 0.15)
     expected, expected_parts = losses_by_loop(replace(args, ent_coef=0.15), *transitions)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     leaves_close(parts, expected_parts, rtol=1e-4)
@@ -327,7 +328,8 @@ def surrogates(name, now, advantage, factor=0.0, **flags):
         known = dict(log_prob=jnp.zeros(1), advantage=advantage[None], log_center=factor[None])
         fields = {field: known.get(field, zeros) for field in script.Batch._fields}
         batch = script.Batch(**fields)
-        return script.ppo_loss(args, policy, now, *proximals, batch)[0]
+        annealed = () if script is sfl_kinetix else (0.0,)
+        return script.ppo_loss(args, policy, now, *proximals, batch, *annealed)[0]
 
     inputs = np.broadcast_arrays(*(np.float32(x) for x in (now, advantage, factor)))
     return np.asarray(jax.jit(jax.vmap(jax.value_and_grad(loss)))(*inputs))

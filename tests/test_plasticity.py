@@ -22,7 +22,7 @@ FLAGS = {
     "num_envs": 32, "num_steps": 8, "total_timesteps": 256 * 5, "num_minibatches": 4, "num_rollout_chunks": 2,
     "hidden_sizes": (8, 6), "learning_rate": 1e-2, "gamma": 0.9, "update_epochs": 2,
 }  # fmt: skip
-BONUS = np.float32(0.6)  # what is left of the entropy bonus in the third of five updates
+LEFT = np.float32(0.6)  # of the entropy coefficient in the third of five updates
 MEASURED = {"gradient_kurtosis", "gradient_signal", "gradient_noise", "gradient_noise_scale", "weight_norm"}
 MEASURED |= {"policy_variance", "feature_rank", "srank", "dormant_neurons"}
 OF_A_POLICY = {"effective_sample_size", "critic_feature_rank", "critic_srank", "critic_dormant_neurons"}
@@ -113,7 +113,8 @@ def test_gradients_are_those_of_the_loss_on_the_sample(trained):
         advantage = np.asarray(rows.advantage, np.float64)
         rows = rows._replace(advantage=((advantage - advantage.mean()) / advantage.std()).astype(np.float32))
     forward = partial(trained.script.forward, trained.args, trained.network, learner.obs_stats)
-    loss = partial(ppo.ppo_loss, trained.args, forward, bonus=BONUS)
+    ent_coef = 0.0 if trained.script is pqn else LEFT * trained.args.ent_coef
+    loss = partial(ppo.ppo_loss, trained.args, forward, ent_coef=ent_coef)
     loss = partial(pqn.q_loss, forward) if trained.script is pqn else loss
     gradient = jax.jit(lambda part: jax.grad(loss, has_aux=True)(learner.params, part)[0])
     flat = lambda grads: np.concatenate([np.ravel(g) for g in jax.tree.leaves(grads)]).astype(np.float64)  # noqa: E731
@@ -139,7 +140,7 @@ def test_a_dead_unit_is_one_of_its_own_encoder(script):
     params = jax.tree.map(jnp.abs, jax.jit(network.init)(jax.random.key(1), obs))["params"]
     measure = on_devices(partial(script.measure_plasticity, args, network))
     rows = jax.tree.map(lambda x: x[None], script.Batch(pack(obs), action, *numbers))  # of one chunk
-    sample = script.Sample(rows, stats, None if script is pqn else BONUS)
+    sample = script.Sample(rows, stats, None if script is pqn else LEFT)
 
     def shares(params):
         """Of the critic's encoder, if there is one, and of the other."""

@@ -242,7 +242,7 @@ def test_inner_steps_are_those_of_a_numpy_adam_with_a_clipped_global_norm(max_gr
     columns = jnp.zeros((16, 1), int), jnp.full(16, np.log(0.5)), zeros, zeros, jnp.asarray(target)
     batch = ppo.Batch(jnp.asarray(obs), *columns)
     learner = ppo.Learner(jnp.zeros(3), ppo.ADAM.init(jnp.zeros(3)), None, None)
-    run = lambda learner: ppo.optimise(args, network, learner, batch, jax.random.key(0), 0.01)  # noqa: E731
+    run = lambda learner: ppo.optimise(args, network, learner, batch, jax.random.key(0), 0.01, 0.0)  # noqa: E731
     learner, metrics = on_devices(run)(learner)
     params, first, second, norms = np.zeros(3), np.zeros(3), np.zeros(3), []
     for step in range(1, 4):

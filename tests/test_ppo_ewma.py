@@ -32,7 +32,7 @@ def loss_of(args, now, proximal, acted, advantage):
 
     zeros = jnp.zeros(now.size)
     batch = ppo_ewma.Batch(zeros[:, None], jnp.zeros((now.size, 1), int), jnp.log(acted), zeros, advantage, zeros)
-    loss = lambda p: ppo_ewma.ppo_loss(args, policy, p, proximal, batch)  # noqa: E731
+    loss = lambda p: ppo_ewma.ppo_loss(args, policy, p, proximal, batch, args.ent_coef)  # noqa: E731
     (loss, parts), grads = jax.value_and_grad(loss, has_aux=True)(now)
     return float(loss), {name: float(x) for name, x in parts.items()}, grads
 
@@ -105,12 +105,13 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     batch = ppo_ewma.Batch(obs, action, dist.log_prob(action), value, advantage, value + error)
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
     learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(params), ppo_ewma.Proximal(params, jnp.ones(())), None, None)
-    run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    rest = jax.random.key(0), 0.1, args.ent_coef
+    run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, *rest)  # noqa: E731
     frozen, metrics = on_devices(run)(learner, batch)
     learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
     own = {"com", "ewma_debias", "max_importance_ratio"}
     theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
-    run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, jax.random.key(0), 0.1)  # noqa: E731
+    run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, *rest)  # noqa: E731
     expected, expected_metrics = on_devices(run)(learner, batch)
     assert expected_metrics["losses/clipfrac"] > 0.1
     leaves_close(frozen.params, expected.params, rtol=1e-5, atol=1e-5)

@@ -125,7 +125,8 @@ def inputs():
 
 
 def optimise(args, network, learner, batch):
-    run = lambda learner, batch: ppo_rnd.optimise(args, network, learner, batch, jax.random.key(0), 0.01)  # noqa: E731
+    rest = jax.random.key(0), 0.01, args.ent_coef
+    run = lambda learner, batch: ppo_rnd.optimise(args, network, learner, batch, *rest)  # noqa: E731
     return on_devices(run)(learner, batch)
 
 

@@ -133,7 +133,7 @@ def test_minibatches_keep_their_size_where_it_divides_the_rows(flags, expected):
 def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     rng = np.random.default_rng(1)
     size, eps = 40, 0.2
-    coefs = dict(clip_vloss=True, ent_coef=0.03, block_ent_coef=0.4, vf_coef=2.0, bounds_coef=bounds)
+    coefs = dict(clip_vloss=True, ent_coef=9.0, block_ent_coef=0.4, vf_coef=2.0, bounds_coef=bounds)
     args = replace(ARGS, clip_eps=eps, kl_of_relabelled=counted, **coefs)
     obs, action = (rng.normal(size=(size, n)).astype(np.float32) for n in (2, 1))
     relabelled = np.arange(size) >= 30
@@ -146,7 +146,7 @@ def test_the_loss_is_the_mean_over_rows_of_numpys(clip, counted, bounds):
     *columns, center = (x.astype(np.float32) for x in (*columns, log_center))
     batch = sapg.Batch(obs, action, *columns, block, relabelled, center)
     policy = lambda params, obs, block: Known().apply(params, obs, block)  # noqa: E731
-    loss, parts = jax.jit(lambda batch: sapg.ppo_loss(args, policy, {}, batch))(batch)
+    loss, parts = jax.jit(lambda batch: sapg.ppo_loss(args, policy, {}, batch, 0.03))(batch)
     total, kls, clipped = 0.0, {False: [], True: []}, {False: [], True: []}
     for i in range(size):
         scale = 1 + block[i] / 10
@@ -177,7 +177,7 @@ def test_normalised_values_are_the_same_values_in_other_units(monkeypatch):
     """Two critics say the same, one in units of deviations of 2 from 3: the inner loop gets the same advantages. The
     statistics become those of all targets, in units of which values and targets are."""
 
-    def record_batches(args, network, learner, batch, key, learning_rate, bonus):
+    def record_batches(args, network, learner, batch, key, learning_rate, ent_coef):
         columns = {name: getattr(batch, name) for name in ("value", "target", "advantage")}
         return learner, columns | {"charts/learning_rate": learning_rate}
 
