@@ -298,11 +298,11 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch, 
     log_ratio = dist.log_prob(batch.action) - proximal_log_prob
     log_weight = proximal_log_prob - batch.log_prob
     bound = np.inf if args.max_importance_ratio is None else np.log(args.max_importance_ratio)
-    # Products of ratios are sums of their logarithms: of two factors one may overflow where the product does not.
     log_bounds = np.log(max(1 - args.clip_eps, np.finfo(np.float32).tiny)), np.log1p(args.clip_eps)
-    ratio = probability_ratio(jnp.minimum(log_weight, bound) + log_ratio)
-    clipped_ratio = probability_ratio(jnp.minimum(log_weight, bound) + jnp.clip(log_ratio, *log_bounds))
-    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
+    # pi_prox / pi_behaviour times r: of two factors one may overflow where the product does not.
+    weighted = lambda log_r: probability_ratio(jnp.minimum(log_weight, bound) + log_r)  # noqa: E731
+    clipped = weighted(jnp.clip(log_ratio, *log_bounds))
+    policy_loss = -jnp.minimum(weighted(log_ratio) * batch.advantage, clipped * batch.advantage)
     value_error = (value - batch.target) ** 2
     if args.clip_vloss:
         clipped_value = batch.value + jnp.clip(value - batch.value, -args.clip_eps, args.clip_eps)

@@ -51,7 +51,8 @@ def k3(log_ratio: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class Categorical:
-    """Independent categorical choices, one per action dimension. logits: [..., sum(nvec)]; actions: [..., D]."""
+    """Independent categorical choices, one per action dimension. logits: [..., sum(nvec)]; actions: [..., D]. To mask
+    an action set its logit to -1e9: with -inf entropy and KL are NaN."""
 
     logits: jax.Array
     nvec: tuple[int, ...] = struct.field(pytree_node=False)

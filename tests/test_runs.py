@@ -703,16 +703,11 @@ def test_gpus_are_those_that_jax_can_use(tmp_path, monkeypatch):
     assert there() == 0
 
 
-@pytest.mark.parametrize("gpus, flags, graphs", [
-    (0, "", False), (2, "", False), (1, "", True), (1, "--xla_gpu_autotune_level=0", False),
-])  # fmt: skip
-def test_loops_become_cuda_graphs_on_one_gpu_and_flags_of_users_stay(args, monkeypatch, capsys, gpus, flags, graphs):
-    monkeypatch.setattr(devices, "number_of_gpus", lambda: gpus)
+@pytest.mark.parametrize("flags", [None, "--xla_gpu_autotune_level=0"])
+def test_xlas_flags_of_users_stay(args, monkeypatch, flags):
     monkeypatch.setattr(devices, "_make_cpu_devices", lambda count: None)
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    if not flags:
-        monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.delenv("XLA_FLAGS")
+    if flags:
+        monkeypatch.setenv("XLA_FLAGS", flags)
     devices.start(args)
-    parts = [flags, devices.GRAPHS if graphs else "", devices.PATIENCE]
-    assert os.environ["XLA_FLAGS"] == " ".join(filter(None, parts))
-    assert ("CUDA graph" in capsys.readouterr().err) == graphs
+    assert os.environ["XLA_FLAGS"] == " ".join(filter(None, (flags, devices.PATIENCE)))

@@ -20,8 +20,6 @@ from common.run.arguments import UsageError
 from common.run.tracking import say
 
 WHOLE = P()  # equal on all devices
-# A GPU can then run whole loops from one launch, and no condition in them waits for the host.
-GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 # XLA ends a process if a CPU device has waited 40 s for another, which can happen on a busy machine.
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
 
@@ -31,10 +29,6 @@ def start(args: Any) -> None:
     this before anything else in JAX; afterwards `jax.devices()` are those of all processes."""
     enable_compilation_cache()
     distributed = getattr(args, "distributed", False)
-    if "XLA_FLAGS" not in os.environ and not distributed and number_of_gpus() == 1:
-        # With several GPUs loops contain messages between them, which CUDA graphs may not allow.
-        os.environ["XLA_FLAGS"] = GRAPHS
-        say(f"XLA_FLAGS={GRAPHS}, so that loops can become CUDA graphs; start with XLA_FLAGS= to leave it out")
     flags = os.environ.get("XLA_FLAGS", "")
     if PATIENCE.partition("=")[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
@@ -45,7 +39,7 @@ def start(args: Any) -> None:
 
 
 def number_of_gpus(root: Path = Path("/")) -> int:
-    """How many NVIDIA GPUs JAX is going to use. JAX cannot be asked: that would start it, and XLA_FLAGS come first."""
+    """How many NVIDIA GPUs JAX is going to use. JAX cannot be asked: that would start it, here and now."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     asked = os.environ.get("JAX_PLATFORMS", "") in ("", "cuda", "gpu", "cuda,cpu")
     if not asked or not any(map(importlib.util.find_spec, plugins)):
