@@ -312,7 +312,7 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
 def test_the_page_is_true(here):
     """docs/environments.md: its files are whole, its commands work, and it quotes errors as they are."""
     page = (ROOT / "docs/environments.md").read_text()
-    grid, walk = re.findall(r"```python\n(.+?)```", page, re.S)
+    (grid,) = re.findall(r"```python\n(.+?)```", page, re.S)
     said = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
     (here / "my_file.py").write_text(grid)
     gone = ", terminated, truncated, success"
@@ -323,8 +323,6 @@ def test_the_page_is_true(here):
         line = refusal(envs.make, env_id, 1, env_kwargs=kwargs)
         line = line.replace(env_id.partition(":")[0] + ":", "my_file:", 1) if not kwargs else line
         assert line.replace(str(here), "/home/me") == quoted
-    (here / "walk.py").write_text(walk)
-    assert envs.make("walk:Walk", 1, env_kwargs='{"size": 4}').suite.params.size == 4
     commands = re.findall(r"^python ppo.py (.+)$", page, re.M)
     others = "|".join(["--list-envs", *(f"{suite}/" for suite in envs.OPTIONAL)])  # those are in test_suites.py
     commands = [command for command in commands if not re.search(others, command)]
