@@ -49,7 +49,7 @@ class Args:
     fresh: bool = False
     """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None
-    """Environment steps of a branch (default: a quarter of the run's)."""
+    """Environment steps of a branch (default: a quarter of the run's, but ten of the largest updates)."""
     seeds: Positive[int] = 5
     """Branches per lever. A run of several seeds is branched as a whole instead, each seed from its own state."""
     jobs: Positive[int] | None = None
@@ -114,11 +114,13 @@ def main(args: Args) -> None:
 def examine(args: Args, source: str) -> None:
     """Prints the diagnosis, and draws the curves that it is made from."""
     script, saved, folder = None, {}, Path(source)
-    if source.endswith(".csv"):
+    if source.lower().endswith(".csv"):
         courses = diagnosis.of_csv(folder)
     elif diagnosis.events_of(folder):
         courses = diagnosis.of_tensorboard(folder)
     else:
+        if not (folder / "args.json").exists() and (logs := diagnosis.logs_near(source)):
+            raise UsageError(f"{source}: no log itself; give {' or '.join(map(str, logs[:3]))}")
         record = arguments.read_record(folder, "doctor.py")
         script, saved = record["script"], record["args"]
         courses = diagnosis.of_run(folder)
@@ -126,7 +128,9 @@ def examine(args: Args, source: str) -> None:
     saves = bool(checkpoints.checkpoint_updates(folder / "checkpoints"))
     tries = advice.what_to_try(found, source, script, saved, courses[0].num_updates, saves)
     print("\n".join(report(source, script, saved, courses, found, tries)))
-    out = folder / "doctor.png" if folder.is_dir() else folder.with_name(f"{folder.stem}.doctor.png")
+    # Beside TensorBoard's files nothing may be called like them: it would take the picture for the next one.
+    name = "doctor.png" if folder.is_dir() or diagnosis.events_of(folder) else f"{folder.stem}.doctor.png"
+    out = (folder if folder.is_dir() else folder.parent) / name
     draw(curves(courses, found.seeds), out, source)
 
 
@@ -210,19 +214,20 @@ def curves(courses: list[Course], seeds: list[tuple[str, Trend, Numbers]]) -> Pi
 
 def intervene(args: Args, source: str) -> None:
     """Runs the branches, and prints which lever lifts the return above the control."""
+    source = source if Path(source).name else str(Path.cwd())  # "." has no name to call branches by
     if args.fresh:  # no checkpoint is needed
         run, found, record = source, Path(source), arguments.read_record(Path(source), "--intervene")
     else:
         found, record, updates = checkpoints.find_checkpoint(source, "--intervene")
-        update = updates[-1]
-        run = f"{found}@{update}"
     saved = records.branched(record, f"--intervene: {source}")
+    if not args.fresh:
+        run = f"{found}@{checkpoints.newest_intact(found, updates, f'--intervene {source}')}"
     known = levers.levers_of(saved)
     if unknown := [name for name in args.levers if name not in known]:
         raise UsageError(f"--levers {unknown[0]}: for this run there are {', '.join(list(known)[1:])}")
     chosen = {name: lever for name, lever in known.items() if name in {"control", *(args.levers or known)}}
-    budget = args.budget or saved.total_timesteps // 4
     most = max(lever.flags.get("num_envs", saved.num_envs) for lever in chosen.values()) * saved.num_steps
+    budget = args.budget or max(saved.total_timesteps // 4, 10 * most)
     if budget < most:
         raise UsageError(f"--budget {budget}: the largest update here has {most} steps; take ten of them, {10 * most}")
     folder = found / "doctor"

@@ -222,6 +222,9 @@ def settle(args: Args, words: list[str]) -> Task:
     given = arguments.given(parsed)
     if refused := [name for name in OWN if name in given]:
         raise UsageError(f"{flag(refused[0])}: leave it out; tune.py starts and names the runs")
+    if not args.metric.startswith(("eval/", "final_")):
+        known = "eval/episodic_return, eval/solve_rate or final_return"
+        raise UsageError(f"--metric {args.metric}: must be a key of summary.json with a mean, such as {known}")
     if args.metric.startswith("eval/") and getattr(parsed, "num_eval_episodes", 1) == 0:
         raise UsageError(f"--num-eval-episodes 0: --metric {args.metric} needs an evaluation")
     task = Task(args, kind, words, given, {}, args.study or "")
@@ -257,7 +260,9 @@ def begin_study(task: Task) -> optuna.Study:
     study = open_study(task.args, task.name)
     before = study.user_attrs.get("setup", task.setup)
     for name in (name for name in before if before[name] != task.setup[name]):
-        raise UsageError(f"--study {task.name}: was made with other {flag(name)}, {before[name]}; name another one")
+        old = " ".join(map(str, before[name] if isinstance(before[name], list) else [before[name]]))
+        what = {"flags": "flags for the script", "script": "script"}.get(name) or flag(name)
+        raise UsageError(f"--study {task.name}: was made with another {what} ({old}); name another study")
     for trial in study.get_trials():
         for name, old in trial.distributions.items():
             new = task.space.get(name, old)
@@ -306,7 +311,7 @@ def tune(args: Args, words: list[str]) -> None:
         mixed = ", averaged with the scores of the others" if len(args.env_id) > 1 else ""
         say(f"note: no reference scores for {', '.join(without)}: the score is the raw return{mixed}")
     if args.launch == "slurm":
-        return print(f"sbatch {write_slurm(task)}")
+        return print(f"sbatch {shlex.quote(str(write_slurm(task)))}")
     say(f"study {task.folder}: {len(counting(study))} of {args.trials} trials; over {', '.join(task.space)}")
     stopping = threading.Event()
     with grid.signals_caught() as caught, ThreadPoolExecutor(args.workers) as pool:

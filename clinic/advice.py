@@ -133,8 +133,8 @@ def what_to_try(
         return [advice for advice in tries if advice.flags is not None]
     tries = advise(found, script, args)[:SHOWN]
     if updates < args.num_updates and tries[0].kind == "nothing" and found.label not in ENDED:
-        resume = f"python {script}.py --resume {shlex.quote(source)}   # it is at update {updates:.0f} of"
-        return [Advice("", f"let it go on, or {resume} {args.num_updates}")]
+        resume = f", or python {script}.py --resume {shlex.quote(source)}" if saves else ""
+        return [Advice("", f"let it go on{resume}   # it is at update {updates:.0f} of {args.num_updates}")]
     if script in records.BRANCHED:
         doctor = f"python doctor.py {shlex.quote(source)} --intervene{'' if saves else ' --fresh'}"
         tries.append(Advice("", f"{doctor}   # tries such changes beside a control"))
@@ -146,7 +146,8 @@ def at_a_glance(run: Path, script: str, args: Any) -> str | None:
     if script not in records.BRANCHED:
         return None
     first = advise(diagnosis.diagnose_all(diagnosis.of_run(run)), script, args)[0]
-    return f"the doctor: {first.why} (python doctor.py {run})" if first.kind in ("flags", "unlike", "log") else None
+    command = shlex.join(["python", "doctor.py", str(run)])
+    return f"the doctor: {first.why} ({command})" if first.kind in ("flags", "unlike", "log") else None
 
 
 @cache

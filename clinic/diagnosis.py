@@ -25,6 +25,7 @@ ALIASES = {
     RETURN: ("rollout/ep_rew_mean", "Train/mean_reward"),
     STEP: ("time/total_timesteps", "Step"),
     "outer/kl": ("losses/approx_kl", "train/approx_kl"),
+    "losses/policy_loss": ("train/policy_gradient_loss", "train/policy_loss", "Loss/surrogate"),
     "losses/clipfrac": ("train/clip_fraction",),
     "losses/entropy": ("train/entropy_loss", "Loss/entropy"),
     "losses/explained_variance": ("train/explained_variance",),
@@ -136,6 +137,15 @@ def events_of(path: Path) -> list[Path]:
     """TensorBoard's files: the path itself, or those in it."""
     files = sorted(path.glob(EVENTS)) if path.is_dir() else [path]
     return [file for file in files if file.match(EVENTS) and file.is_file()]
+
+
+def logs_near(source: str) -> list[Path]:
+    """What somebody may have meant who names a folder of logs, or a checkpoint."""
+    folder, (run, _, update) = Path(source), source.rpartition("@")
+    parents = [Path(run)] if update.isdecimal() else list(folder.parents[:2]) if folder.name.isdecimal() else []
+    runs = [parent for parent in parents if (parent / "args.json").exists()]
+    below = [path for kind in ("*.csv", "*/progress.csv", "*/args.json", f"*/{EVENTS}") for path in folder.glob(kind)]
+    return runs + sorted({path if path.suffix == ".csv" else path.parent for path in below})
 
 
 def of_tensorboard(path: Path) -> list[Course]:

@@ -52,6 +52,8 @@ def levers_of(args: Any) -> dict[str, Lever]:
             {"learning_rate": args.learning_rate / 4, "ent_coef": args.ent_coef / 4},
         ),
     }
+    if args.update_epochs == 1:
+        del found["epochs"]
     if not args.ent_coef:
         del found["entropy_down"], found["lr_entropy_down"]
     if args.batch_size % (8 * args.minibatch_size * args.num_rollout_chunks):

@@ -147,7 +147,7 @@ def far(args: Any, like: Alike) -> dict[str, tuple[str, ...]]:
 
 def changed(args: Any, changes: dict[str, Any]) -> dict[str, Any] | None:
     """A run's flags with changes, as its script takes them; None if it refuses them or nothing changes. Where sizes are
-    changed, environments are fewer if there would be too few updates."""
+    changed, environments are fewer if there would be too few updates, and then there are more steps."""
     kind, names = type(args), args.__dataclass_fields__
     if not changes.keys() <= names.keys():
         return None
@@ -164,6 +164,9 @@ def changed(args: Any, changes: dict[str, Any]) -> dict[str, Any] | None:
         except UsageError:
             new = None
         fewer = flags.get("num_envs", 0) // 2
+        if "num_envs" in changes and not fewer and new and new.num_updates < LEAST_UPDATES:
+            flags["total_timesteps"] = LEAST_UPDATES * new.batch_size
+            continue
         if "num_envs" not in changes or not fewer or (new and new.num_updates >= LEAST_UPDATES):
             same = new and all(getattr(new, name) == getattr(args, name) for name in (*changes, "num_updates"))
             return None if same else new and told

@@ -300,6 +300,7 @@ def write_slurm(cells: Sequence[Cell], folder: Path, name: str) -> list[str]:
 
 def sbatch(name: str, tasks: int, output: Path, words: str, *options: str) -> str:
     """A script of an array of jobs with a GPU each."""
+    name = name.replace(" ", "-")
     options = (f"--job-name={name}", f"--array=1-{tasks}", "--gpus=1", "--cpus-per-task=4", "--time=24:00:00", *options)
     lines = [f"#SBATCH {option}" for option in (*options, f"--output={shlex.quote(str(output))}")]
     return "\n".join(["#!/bin/bash", *lines, f"cd {shlex.quote(str(Path.cwd()))}", words, ""])

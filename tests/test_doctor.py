@@ -212,6 +212,14 @@ def test_a_loss_of_nan_is_told_from_an_empty_cell(tmp_path, last, label):
     assert diagnosis.diagnose(course)[0] == label
 
 
+def test_nan_in_a_loss_of_stable_baselines3_is_a_divergence(tmp_path):
+    rows = [f"{2048 * i},{value},{'nan' if i > 150 else 0.1}" for i, value in enumerate(10 * X)]
+    file = tmp_path / "progress.csv"
+    titles = "time/total_timesteps,rollout/ep_rew_mean,train/policy_gradient_loss"
+    file.write_text("\n".join([titles, *rows]) + "\n")
+    assert diagnosis.diagnose(diagnosis.of_csv(file)[0])[0] == "diverged"
+
+
 @pytest.mark.optional
 def test_a_folder_for_tensorboard_is_read_as_its_writer_left_it(tmp_path, capsys, undrawn):
     """As CleanRL writes it, by TensorBoard's own writer; returns and losses in records of their own."""
@@ -230,7 +238,9 @@ def test_a_folder_for_tensorboard_is_read_as_its_writer_left_it(tmp_path, capsys
     for source in (tmp_path / "run", file):
         code, out, _ = call(capsys, source)
         assert code == 0 and "408k steps" in out and "it climbs" in out and "KL of an update 0.01" in out
-    assert out.endswith(f"picture: {tmp_path}/run/{file.stem}.doctor.png\n")
+    assert out.endswith(
+        f"picture: {tmp_path}/run/doctor.png\n"
+    )  # a name that TensorBoard does not take for its next file
 
 
 @pytest.mark.slow
@@ -299,6 +309,7 @@ def test_other_parts_that_are_put_back():
     assert steps(few) == steps(many) == steps(ppo.Args())
     longer = first(num_envs=32768)[0]  # ten updates
     assert longer.num_updates >= 100 and longer.total_timesteps == ppo.Args().total_timesteps
+    assert first(num_envs=8, total_timesteps=2048)[0].num_updates >= 100  # also where no number of environments does
     everything, advised = first(env_id="CartPole-v1", total_timesteps=10**6)  # with the script's own flags
     assert "so all as for CartPole-v1" in advised.why and everything.activation == "tanh"
 
@@ -409,6 +420,8 @@ def test_bad_input_is_one_line(tmp_path, capsys, undrawn):
     foreign, blank = tmp_path / "a.csv", tmp_path / "b.csv"
     foreign.write_text("step,score\n1,2\n")
     blank.write_text("")
+    (tmp_path / "logs/PPO_1").mkdir(parents=True)
+    (tmp_path / "logs/PPO_1/progress.csv").touch()
     for words, said in (
         ([], "no run given"),
         ([tmp_path / "nowhere"], "not the folder of a run"),
@@ -420,6 +433,8 @@ def test_bad_input_is_one_line(tmp_path, capsys, undrawn):
         ([short, "--how-many"], "it has no checkpoint"),
         ([short, "--how-many", "--intervene"], "give one of the two"),
         ([short, foreign], "one run at a time"),
+        ([tmp_path / "logs"], f"no log itself; give {tmp_path}/logs/PPO_1/progress.csv"),
+        ([f"{short}@7"], f"no log itself; give {short}"),
         ([short, "--levers", "lr"], "--levers: needs --intervene as well"),
         ([short, "--intervene", "--values", "3"], "--values: needs --how-many as well"),
     ):
@@ -544,6 +559,7 @@ def test_each_lever_changes_what_it_names():
     )  # fmt: skip
     known = levers.levers_of(args)
     assert list(known) == ["control", "envs", "minibatch", "lr", "lr_up", "epochs", "eps", "com", "entropy"]
+    assert "epochs" not in levers.levers_of(ppo.Args(update_epochs=1))
     down = levers.levers_of(ppo.Args(ent_coef=0.05, learning_rate=0.004))
     assert down["entropy_down"].flags == {"ent_coef": pytest.approx(0.01)}
     assert down["lr_entropy_down"].flags == {"ent_coef": 0.0125, "learning_rate": 0.001}
@@ -593,14 +609,19 @@ def test_branches_from_scratch_need_no_checkpoint_and_others_wait_for_the_end_of
     assert code == 0 and len(out.splitlines()) == 10 and "--init-from" not in out
     code, _, err = call(capsys, tmp_path, *words, "--fresh")
     assert code == 2 and "not the folder of a run" in err
-    monkeypatch.setattr(checkpoints, "checkpoint_updates", lambda folder: [7])
+    for update in (6, 7):
+        checkpoints.save(run / "checkpoints", update, {"x": np.zeros(9)})
+    (run / "checkpoints/7/0-of-1.npz").write_bytes(b"damaged")
     (run / "source.py").touch()
     with open(run / "source.py") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = call(capsys, run, *words)
         assert code == 2 and f"--intervene {run}: the run is in progress; wait for its end" in err
         assert call(capsys, run, *words, "--fresh")[0] == 0
-    assert call(capsys, run, *words)[0] == 0
+    code, out, err = call(capsys, run, *words)
+    assert code == 0 and f"--init-from {run}@6 " in out and "checkpoints/7 is damaged and left out" in err
+    monkeypatch.chdir(run)
+    assert call(capsys, ".", *words)[1] == out
 
 
 @pytest.mark.slow

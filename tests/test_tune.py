@@ -82,8 +82,8 @@ def test_the_same_command_goes_on_and_repeats_nothing(capsys):
 def test_a_study_of_something_else_is_refused():
     run(trials=1)
     for flags, said in (
-        ({"seed": 101}, "--study s: was made with other --seed, 100"),
-        ({"envs": ("Pendulum-v1",)}, "--study s: was made with other --env-id"),
+        ({"seed": 101}, "--study s: was made with another --seed (100)"),
+        ({"envs": ("Pendulum-v1",)}, "--study s: was made with another --env-id (CartPole-v1)"),
         ({"search": ("update_epochs=2,4",)}, "has searched update_epochs=1,2,4,8; give --study another name"),
     ):
         assert said in refusal(run, trials=1, **flags)
@@ -179,6 +179,7 @@ def test_trials_of_a_killed_study_are_taken_up_again():
     (log,) = Path().glob("runs/tune/s/trial-0000*.log")
     assert trials.grid.locked(log)  # by the run, which goes on, from its start: before it has a folder
     assert [t.state for t in study().trials] == [TrialState.RUNNING]
+    assert report.report(study(), Path("s")) == "study s: 1 trials (1 running); none has a score"
     done = report.counting(run("--seconds", "2", trials=2))
     assert [t.state for t in done] == [TrialState.COMPLETE] * 2
 
@@ -261,6 +262,11 @@ def test_what_is_searched_is_the_table_without_what_is_fixed():
     widths = settle("--search", "hidden_sizes=32,64x32").space
     assert report.as_flags({"hidden_sizes": "64x32"}, widths) == {"hidden_sizes": (64, 32)}
     assert report.as_flags({"learning_rate": 0.00123456}, {"learning_rate": with_log}) == {"learning_rate": 0.00123}
+    near = {"gamma": FloatDistribution(0.99, 0.99965)}
+    assert report.as_flags({"gamma": 0.999612}, near) == {"gamma": 0.999612}  # three digits of the distance from 1
+    assert (
+        report.as_flags({"gamma": 0.9999}, near) == {"gamma": 0.99965} and report.rounded(0.95, near["gamma"]) == 0.99
+    )
 
 
 def test_defaults_outside_of_the_space_are_left_to_the_script():
@@ -282,6 +288,7 @@ BAD = {
     "fake.py --env-id CartPole-v1 --only clip_eps": "--only clip_eps: is not searched; learning_rate, ",
     "fake.py --env-id CartPole-v1 --num-eval-episodes 0": "--num-eval-episodes 0: --metric eval/episodic_return needs",
     "fake.py --env-id CartPole-v1 --total-timesteps 9 --budget-seconds 3": "--budget-seconds 3 with --total-timesteps",
+    "fake.py --env-id CartPole-v1 --metric return": "--metric return: must be a key of summary.json with a mean, such",
     "fake.py --env-id CartPole-v1 --study a/b": "--study a/b: must be the name of a folder in --runs-dir runs/tune",
     "fake.py --env-id CartPole-v1 --runs-dir fake.py": "cannot be opened in fake.py/",
     "fake.py --env-id CartPole-v1 --storage nosuch://x": "cannot be opened in nosuch://x (",

@@ -19,10 +19,16 @@ from experiments import grid
 
 
 def as_flags(params: dict[str, Any], space: dict[str, BaseDistribution]) -> dict[str, Any]:
-    """A trial's parameters as the script gets them: numbers of a range with three digits, widths as a tuple."""
-    flags = {n: float(f"{v:.3g}") if isinstance(space[n], FloatDistribution) else v for n, v in params.items()}
+    """A trial's parameters as the script gets them: numbers of a range with three digits (just below 1 those of the
+    distance from it), widths as a tuple."""
+    flags = {n: rounded(v, space[n]) if isinstance(space[n], FloatDistribution) else v for n, v in params.items()}
     widths = {n: v for n, v in flags.items() if isinstance(v, str) and re.fullmatch(r"\d+(x\d+)*", v)}
     return flags | {name: tuple(map(int, value.split("x"))) for name, value in widths.items()}
+
+
+def rounded(value: float, space: FloatDistribution) -> float:
+    short = round(1 - float(f"{1 - value:.3g}"), 12) if 0.9 < value < 1 else float(f"{value:.3g}")
+    return min(max(short, space.low), space.high)
 
 
 def counting(study: optuna.Study) -> list[FrozenTrial]:
@@ -70,7 +76,7 @@ def edge(name: str, value: Any, space: BaseDistribution) -> str | None:
         scale = math.log if space.log else float
         share = (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
         at_edge = not 0.05 < share < 0.95
-    shown = value if isinstance(value, str) else f"{value:.3g}"
+    shown = rounded(value, space) if isinstance(space, FloatDistribution) else value
     return f"{flag(name)} {shown} is at the edge of {spelled(name, space)}: search wider" if at_edge else None
 
 
@@ -96,7 +102,7 @@ def report(study: optuna.Study, folder: Path) -> str:
     many = f"study {folder.name}: {len(trials)} trials ({', '.join(f'{n} {state}' for state, n in states.items())})"
     if not best:
         reasons = [trial.user_attrs["failed"] for trial in trials if "failed" in trial.user_attrs]
-        return f"{many}; none has a score" + f": {reasons[-1]}" * bool(reasons)
+        return f"{many}; none has a score" + (f": {reasons[-1]}" if reasons else "")
     defaults = [trial for trial in best if "defaults" in trial.user_attrs]
     lines = [many, "", table([*best[:6], *(trial for trial in defaults if trial not in best[:6])]), ""]
     env_id, *others = setup["env_id"]

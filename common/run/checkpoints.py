@@ -78,6 +78,29 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
     return Path(folder), record, [int(wanted)] if wanted else updates
 
 
+def newest_intact(run: Path, updates: Sequence[int], where: str) -> int:
+    """The newest of these checkpoints that can be read to its end. `where` begins the error if there is none."""
+    for update in reversed(updates):
+        path = run / "checkpoints" / str(update)
+        try:
+            for file in _files(path):
+                with np.load(file) as parts:
+                    for name in parts.files:
+                        parts[name]  # this compares the checksum
+            return update
+        except Exception as error:
+            _leave_out(path, error)
+    raise _none_intact(where, updates)
+
+
+def _leave_out(path: Path, error: Exception) -> None:
+    say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
+
+
+def _none_intact(where: str, updates: Sequence[int]) -> UsageError:
+    return UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+
+
 def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> tuple[Any, str]:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update", or raise
     UsageError. -> learner, RUN@update. learner: its shapes. With shardings the result is on the devices, without in
@@ -152,8 +175,8 @@ def _newest_intact(
         except Exception as error:  # whatever a damaged file makes NumPy, zipfile or json raise
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise UsageError(f"{where}: not enough memory to read checkpoint {path}") from None
-            say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
-    raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+            _leave_out(path, error)
+    raise _none_intact(where, updates)
 
 
 def _compare(there: dict[str, list], like: Any, partial: bool, where: str, hint: str) -> None:

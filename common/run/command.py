@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -24,7 +25,7 @@ class Diverged(RuntimeError):
         advice = "no checkpoint was saved before it (--checkpoint-every N saves every N updates)"
         if checkpoint is not None:
             source = f"{checkpoint.parent.parent}@{checkpoint.name}"
-            again = f" (start again from it with --init-from {source} and a smaller --learning-rate)"
+            again = f" (start again from it with --init-from {shlex.quote(source)} and a smaller --learning-rate)"
             advice = f"last good checkpoint: {checkpoint}{again if can_branch else ''}"
         super().__init__(f"update {update}: loss or parameters are no longer finite; {advice}")
 

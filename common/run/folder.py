@@ -70,7 +70,8 @@ def refuse_bad_target(args: Any) -> None:
 
 
 def _taken(path: Path) -> UsageError:
-    return UsageError(f"--run-name {path.name}: {path} exists already; name another, or go on with it: --resume {path}")
+    resume = shlex.join(["--resume", str(path)])
+    return UsageError(f"--run-name {path.name}: {path} exists already; name another, or go on with it: {resume}")
 
 
 def _cannot_make(place: Path, error: OSError) -> UsageError:
@@ -88,7 +89,8 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
     chosen.pop("resume")
     refused = [flag(n) for n, v in chosen.items() if n not in GIVEN_ANEW and v != saved.get(n, getattr(default, n))]
     if refused:
-        branch = f"; --init-from {folder} starts a new run with others" if hasattr(default, "init_from") else ""
+        other = f"; {shlex.join(['--init-from', str(folder)])} starts a new run with others"
+        branch = other if hasattr(default, "init_from") else ""
         raise UsageError(f"{where} with {', '.join(refused)}: a resumed run keeps its own flags{branch}")
     anew = {name: value for name, value in chosen.items() if name in GIVEN_ANEW}
     if anew.get("num_devices", saved.get("num_devices")) != saved.get("num_devices"):
