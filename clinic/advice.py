@@ -26,6 +26,7 @@ FAST_KL = 0.06  # nats; by fit to runs whose rate was 10, 30 and 300 times too s
 HEALED = 0.8  # of the healthy runs' score (benchmarks/cures.py)
 SHOWN = 3  # what is worth trying before an experiment
 LEAVE = "nothing: its flags are usual for such a task, and its log has no sign of a fault"
+SHORT_RUN = "nothing: its flags are usual for such a task, and it is too short to tell; give it more --total-timesteps"
 SET = "nothing: its flags are usual for such a task, and have what its log suggests already"
 CHANGED = ("env_kwargs", "time_limit")  # flags with which no published return is known
 ENDED = ("diverged", "fell")  # not well, however high the return
@@ -102,7 +103,7 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
         low = f"{level:.4g} is far below the published {REFERENCES[env_id][1]:g}, but no flag is unusual: other seeds"
         add("nothing", low, usual.changed(args, {"seed": args.seed + 1000, "num_seeds": 4}))
     if not tries:
-        tries.append(Advice("nothing", SET if by_log else LEAVE))
+        tries.append(Advice("nothing", SHORT_RUN if found.label == "few updates" else SET if by_log else LEAVE))
     for row in like.rows * like.close:
         add("example", f"all as for {row.env_id}", usual.taken_from(row, args))
     for word, factor in (("three times", 3), ("a third of", 1 / 3)):

@@ -321,6 +321,7 @@ def test_usual_flags_are_left_alone_unless_the_log_has_a_sign():
     again, advised = first("no gain", level=22.7)  # Breakout's first wall
     assert (again.seed, again.num_seeds) == (1000, 4) and advised.why.startswith("22.7 is far below the published 69.9")
     assert first("no gain", level=40.0)[1].why == first("climbing", level=22.7)[1].why == advice.LEAVE
+    assert "more --total-timesteps" in first("few updates", script=ppo_rnn)[1].why
     assert first("exploration")[0].norm_obs and first("critic")[0].norm_reward
     assert first("random")[0].ent_coef == 0.006 and first("clipped")[1].why == advice.SET  # 0.2 already
     rates = {label: first(label)[0].learning_rate for label in ("diverged", "step", "fell")}
