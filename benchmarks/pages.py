@@ -168,9 +168,9 @@ def arms() -> None:
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
     text = f"{100 * level:.4g} % intervals. That of the first decides, a bootstrap; the others are Welch's. "
     text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
-    text += "; ".join(first_look(scores, number) for number in range(len(CLAIMS)))
+    text += "; ".join(first_look(scores, number) for number in range(len(CLAIMS))) + ". "
+    text += where([run for run in found["runs"].values() if run["env_id"] in GAMES])
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
-    print(f"\n{where([run for run in found['runs'].values() if run['env_id'] in GAMES])}")
 
 
 def first_look(scores: dict[str, np.ndarray], number: int) -> str:

@@ -281,6 +281,8 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
     ("nowhere:Some-v0", dict(), "importing nowhere raises ModuleNotFoundError"),
     ("counting:Spaces-v0", dict(env_kwargs='{"actions": "text"}'), r"its actions are Text\(.*; must be Disc"),
     ("Pendulum-v1", dict(env_kwargs='{"gravity": 3}'), '"gravity": 3}: making it raises Type'),
+    ("Blackjack-v1", dict(), r"its observations are Tuple\(.*; must be Box"),
+    ("CartPole-v1", dict(num_seeds=2), "--num-seeds 2: gymnasium/CartPole-v1 runs on the host, .* one run per seed"),
     ("Acrobot-v1", dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
     ("Taxi-v3", dict(time_limit=9), """--time-limit 9: .* such as --env-kwargs '{"max_episode_steps": 9}'"""),
     ("CartPole-v1", dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}'"""),
@@ -293,7 +295,7 @@ def test_what_cannot_run_is_one_line_before_anything_is_compiled(env_id, given, 
 
 
 def test_the_page_is_true(tmp_path, monkeypatch):
-    """docs/host.md: its module works, its commands are accepted, and it quotes errors as they are."""
+    """docs/host.md: its module works, and its commands are accepted."""
     page = (ROOT / "docs/host.md").read_text()
     (module,) = re.findall(r"```python\n(.+?)```", page, re.S)
     (tmp_path / "my_module.py").write_text(module)
@@ -306,10 +308,6 @@ def test_the_page_is_true(tmp_path, monkeypatch):
     env = envs.make(own.env_id, 2, env_kwargs=own.env_kwargs)
     (_, _), outs, _ = play(env, jnp.zeros((51, 2, 1), jnp.int32))
     assert inner(env)[0].size == 6 and outs.truncated.any() and outs.episode.length.max() == 50
-    quoted = re.findall(r"^ppo.py: error: (.+)$", page, re.M)
-    flags = [["--env-id", id] for id in ("gymnasium/CratPole-v1", "gymnasium/Blackjack-v1")]
-    for words, line in zip([*flags, ["--num-seeds", "2", "--env-id", "gymnasium/CartPole-v1"]], quoted, strict=True):
-        assert refusal(lambda words=words: ppo.build(arguments.parse(ppo.Args, "", words))) == line
 
 
 def bare(name, actions, seed, **kwargs):
