@@ -167,7 +167,9 @@ def report(
     more = "; other seeds: " + ", ".join(f"{c} {name}" for name, c in others.items()) if others else ""
     first = tries[0] if tries else advice.Advice("", "nothing")
     flags = f"{first.why}; its log: " * (first.kind in ("flags", "unlike"))
-    lines.append(f"likely: {flags}{CAUSES[label]}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
+    far = label == "step" and not np.isfinite(found.numbers.own)
+    cause = "the step is too large: updates move the policy by more than a nat" if far else CAUSES[label]
+    lines.append(f"likely: {flags}{cause}" + f" ({len(of_label)} of {seeds} seeds{more})" * (seeds > 1))
     lines.append(f"  seen: {evidence(found.numbers, len(of_label))}")
     healed, runs = advice.healed(first.kind) if script in records.BRANCHED else (0, 0)
     sure = f"; such a first advice healed {healed} of {runs} sick runs" * bool(runs and first.flags)
@@ -192,7 +194,8 @@ def evidence(n: Numbers, seeds: int) -> str:
         f"entropy {n.entropy:.3g}, {n.first_entropy:.3g} at the start": n.entropy,
         f"explained variance {n.explained_variance:.2f}": n.explained_variance,
     }
-    without = [] if np.isfinite(n.own) else ["no gains in this log, so a step too large for its noise cannot be told"]
+    told = np.isfinite(n.own) or n.most_kl > diagnosis.REPLACED
+    without = [] if told else ["no gains in this log, so a step too large for its noise cannot be told"]
     return "; ".join([text for text, value in said.items() if np.isfinite(value)] + without)
 
 

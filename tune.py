@@ -39,7 +39,7 @@ from optuna.trial import TrialState
 from tyro.conf import Positional, arg
 
 from common import envs
-from common.run import arguments
+from common.run import arguments, plots
 from common.run.arguments import NonNegative, Positive, Steps, UsageError, flag
 from common.run.checkpoints import first_line
 from common.run.command import main as run_main
@@ -222,7 +222,8 @@ def settle(args: Args, words: list[str]) -> Task:
     given = arguments.given(parsed)
     if refused := [name for name in OWN if name in given]:
         raise UsageError(f"{flag(refused[0])}: leave it out; tune.py starts and names the runs")
-    if not args.metric.startswith(("eval/", "final_")):
+    finals = {f"final_{name}" for name in (*plots.PERFORMANCE, *plots.DIAGNOSIS)}
+    if not args.metric.startswith("eval/") and args.metric not in finals:
         known = "eval/episodic_return, eval/solve_rate or final_return"
         raise UsageError(f"--metric {args.metric}: must be a key of summary.json with a mean, such as {known}")
     if args.metric.startswith("eval/") and getattr(parsed, "num_eval_episodes", 1) == 0:
@@ -261,7 +262,7 @@ def begin_study(task: Task) -> optuna.Study:
     before = study.user_attrs.get("setup", task.setup)
     for name in (name for name in before if before[name] != task.setup[name]):
         old = " ".join(map(str, before[name] if isinstance(before[name], list) else [before[name]]))
-        what = {"flags": "flags for the script", "script": "script"}.get(name) or flag(name)
+        what = {"flags": "command line for the script", "script": "script"}.get(name) or flag(name)
         raise UsageError(f"--study {task.name}: was made with another {what} ({old}); name another study")
     for trial in study.get_trials():
         for name, old in trial.distributions.items():

@@ -385,7 +385,7 @@ LEAD = """# Results
 
 Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
-t-interval; the 10th percentile is given from ten seeds on. Minutes are the training time of the median run, without
+t-interval; some tables have the 10th percentile of ten seeds or more. Minutes are the median run's of training, without
 imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
 the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout seeds vary,
 [machines perhaps](scaling.md#on-a-gpu). Where a seed was run on both, the CPU's run counts.

@@ -311,7 +311,8 @@ def gpu(brief: bool = False) -> None:
     )
     print(f"\n`{run['command']}` on one {found['gpu']}, {run['date']}, JAX {found['jax']}, one seed. The final")
     print(f"policy's return is {run['return']:.0f}; compiling took {run['compile_s']:.0f} s more.", end=" ")
-    rates = " and ".join(f"{rate / 1e6:.1f}M ({how})" for how, rate in small.items())
+    name = lambda how: "without, as now" if how == "XLA_FLAGS=" else how  # noqa: E731
+    rates = " and ".join(f"{rate / 1e6:.1f}M ({name(how)})" for how, rate in small.items())
     print(f"With 2,048 environments `ppo.py` made {rates} steps per second: {found['small']['note']}.\n")
 
     on_cpu = lambda game: np.concatenate([*by_brand(game).values()])  # noqa: E731

@@ -263,7 +263,7 @@ def asked() -> None:
     runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
     scores, level = study.looked_at(runs)
     (*_, higher), (*_, equal) = claims_of_arms(scores, level, study.fails_gate(runs))
-    by_what = " (by 0.05 or more)" * (higher == "refuted")
+    by_what = " by 0.05 or more" * (higher == "refuted")
     less = []
     for a, b, *_ in study.CLAIMS:
         by = study.differences(scores[a], scores[b], level)
@@ -280,7 +280,7 @@ def asked() -> None:
     apart = [of["half"] / of["required"] for of in small]
     table(["", "difference of scores (0: random, 1: published)", "claim"], [
         [f"[4,096 × 32 less 64 × 32]({page}more-environments-each-number-with-a-search-of-its-own), Breakout and "
-         "SpaceInvaders, flags searched for each", less[0], f"higher: {higher}{by_what}"],
+         "SpaceInvaders, flags searched for each", less[0], f"higher{by_what}: {higher}"],
         ["less 64 × 2,048 there, as much data per update", less[1], f"equal within 0.1: {equal}"],
         [f"[4,096 × 32 less 64 × 32 on Asterix]({page}on-a-third-game), flags of the two other games, which did not "
          "transfer to 4,096",

@@ -27,6 +27,7 @@ HEALED = 0.8  # of the healthy runs' score (benchmarks/cures.py)
 SHOWN = 3  # what is worth trying before an experiment
 LEAVE = "nothing: its flags are usual for such a task, and its log has no sign of a fault"
 SHORT_RUN = "nothing: its flags are usual for such a task, and it is too short to tell; give it more --total-timesteps"
+FEW_LINES = "nothing: its flags are usual for such a task; more lines with a return (a smaller --log-every) would tell"
 SET = "nothing: its flags are usual for such a task, and have what its log suggests already"
 CHANGED = ("env_kwargs", "time_limit")  # flags with which no published return is known
 ENDED = ("diverged", "fell")  # not well, however high the return
@@ -103,7 +104,8 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
         low = f"{level:.4g} is far below the published {REFERENCES[env_id][1]:g}, but no flag is unusual: other seeds"
         add("nothing", low, usual.changed(args, {"seed": args.seed + 1000, "num_seeds": 4}))
     if not tries:
-        tries.append(Advice("nothing", SHORT_RUN if found.label == "few updates" else SET if by_log else LEAVE))
+        short = SHORT_RUN if args.num_updates < diagnosis.MIN_UPDATES else FEW_LINES
+        tries.append(Advice("nothing", short if found.label == "few updates" else SET if by_log else LEAVE))
     for row in like.rows * like.close:
         add("example", f"all as for {row.env_id}", usual.taken_from(row, args))
     for word, factor in (("three times", 3), ("a third of", 1 / 3)):
@@ -113,10 +115,12 @@ def advise(found: Found, script: str, args: Any, without: str | None = None) -> 
 
 
 def _alike(flags: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether two commands differ by no more than the rounding of a number."""
-    numbers = lambda a, b: isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=0.05)  # noqa: E731
-    return flags.keys() == others.keys() and all(
-        x == others[name] or numbers(x, others[name]) for name, x in flags.items()
+    """Whether two commands differ by no more than the rounding of a learning rate."""
+    rate, other = (x.get("learning_rate", 0.0) for x in (flags, others))
+    return (
+        flags.keys() == others.keys()
+        and others | {"learning_rate": rate} == flags | {"learning_rate": rate}
+        and (math.isclose(rate, other, rel_tol=0.05))
     )
 
 

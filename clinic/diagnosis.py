@@ -303,7 +303,8 @@ def diagnose(course: Course) -> tuple[str, Trend, Numbers]:
     # Where fresh transitions would take back much of an update, a wild curve that happens to rise is no climb. A sure
     # one is: PPO-EWMA with a large centre of mass pulls each update back to its proximal policy, and climbs.
     takes_back = n.fresh + n.fresh_error / 2 < 0 and n.fresh < TAKEN_BACK * n.own
-    replaces = n.most_kl > REPLACED and not n.fresh - n.fresh_error > 0  # or not known, in others' logs
+    # Others' logs have no gains; nor has PQN's, whose policy of ε moves far where Q hardly does.
+    replaces = n.most_kl > REPLACED and not (n.fresh - n.fresh_error > 0 or "losses/td_loss" in course.values)
     thrashes = (n.own > SETTLED_GAIN and takes_back) or replaces
     if t.state == "climbing" and (not thrashes or t.change - t.error > SURE_CLIMB * t.gained):
         return "climbing", t, n

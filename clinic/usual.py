@@ -165,8 +165,10 @@ def changed(args: Any, changes: dict[str, Any]) -> dict[str, Any] | None:
             new = None
         fewer = flags.get("num_envs", 0) // 2
         if "num_envs" in changes and not fewer and new and new.num_updates < LEAST_UPDATES:
-            flags["total_timesteps"] = LEAST_UPDATES * new.batch_size
-            continue
+            needed = LEAST_UPDATES * changes["num_envs"] * new.num_steps
+            if flags.get("total_timesteps", 0) < needed:
+                flags |= {"num_envs": changes["num_envs"], "total_timesteps": needed}
+                continue
         if "num_envs" not in changes or not fewer or (new and new.num_updates >= LEAST_UPDATES):
             same = new and all(getattr(new, name) == getattr(args, name) for name in (*changes, "num_updates"))
             return None if same else new and told

@@ -92,10 +92,11 @@ def bootstrap(
 
 
 def iqm(scores: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """The interquartile mean: without the lowest and the highest quarter."""
-    from scipy.stats import trim_mean
-
-    return trim_mean(scores, 0.25, axis=axis)
+    """The interquartile mean: without the lowest and the highest quarter. As SciPy's trim_mean, but ten times as fast:
+    a bootstrap takes thousands."""
+    ordered = np.moveaxis(np.sort(scores, axis=axis), -1 if axis is None else axis, 0)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut].mean(0)
 
 
 def contrast(what: str, how: str, statistic: Callable[..., float], *scores: np.ndarray, **wanted: Any) -> Effect:

@@ -72,6 +72,20 @@ def test_a_claim_is_decided_where_the_whole_interval_is(low, high, more, equal):
     assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal]
 
 
+@pytest.mark.parametrize("missing, seen", [(0, (10, 0.9875)), (2, (8, 0.9875)), (3, (6, 0.975)), (5, (5, 0.975))])
+def test_a_second_look_has_eight_seeds_of_all_arms_or_is_the_first(missing, seen):
+    runs = {arm: {game: {seed: 10.0 * seed for seed in range(10)} for game in arms.GAMES} for arm in arms.ARMS}
+    for seed in range(missing):
+        del runs["many"][arms.GAMES[1]][seed]
+    scores, level = arms.looked_at(runs)
+    assert {(len(of), level) for of in scores.values()} == {seen}
+    ours = scores["small"][0, 0] - scores["small"][1, 0], REFERENCES[arms.GAMES[0]]
+    assert ours[0] == pytest.approx(-10 / (ours[1][1] - ours[1][0]))
+    a, b = np.random.default_rng(0).normal(size=(2, 10, 2))
+    widths = [np.subtract(*arms.differences(a, b, level)["interquartile mean"][:0:-1]) for level in (0.9, 0.975, 0.99)]
+    assert widths == sorted(widths) and widths[0] > 0
+
+
 def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
     steps = np.arange(1, 41) * 1e6
     low, high = REFERENCES[long_runs.GAME]

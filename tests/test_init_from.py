@@ -1,12 +1,13 @@
 """--init-from within and between scripts, and what --resume keeps: the proximal policy, and all on other devices."""
 
+import re
 import shutil
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from conftest import differ, leaves_close, metrics_of, reusing, same, start
+from conftest import ROOT, differ, leaves_close, metrics_of, reusing, same, start
 
 import ppo
 import ppo_ewma
@@ -131,6 +132,14 @@ def test_ppo_goes_on_from_a_run_of_ppo_ewma(of_ewma, tmp_path):
     assert not hasattr(run.start, "proximal")
     trained = learner_at(run, 2)
     assert differ(trained.params, saved.params) and trained.opt_state.count == saved.opt_state.count + 16
+
+
+def test_the_pages_lines_load_a_policy(of_ppo, capsys):
+    page = (ROOT / "docs/ppo.md").read_text()
+    (code,) = [text for text in re.findall(r"```python\n(.+?)```", page, re.S) if "load_learner" in text]
+    exec(code.replace('"runs/mine"', repr(str(of_ppo.path)), 1), {})
+    actions, values = capsys.readouterr().out.rsplit("[", 1)
+    assert len(values.strip(" ]\n").split()) == 8 and actions.count("[") == 9
 
 
 def test_a_branch_from_a_damaged_checkpoint_says_where_it_began(of_ewma, tmp_path):
