@@ -225,7 +225,8 @@ def test_the_inner_loop_is_that_of_ppo(com):
 
     def run(script, learner, **flags_of_its_own):
         args = script.Args(**flags, **flags_of_its_own)
-        step = lambda learner: script.optimise(args, network, learner, batch, jax.random.key(3), 0.01)  # noqa: E731
+        annealed = (0.01,) if script is sfl_kinetix else (0.01, args.ent_coef)
+        step = lambda learner: script.optimise(args, network, learner, batch, jax.random.key(3), *annealed)  # noqa: E731
         return on_devices(step)(learner)[0]
 
     opt_state, extra = sfl_kinetix.ADAM.init(PARAMS), {} if com is None else {"com": com}
