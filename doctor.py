@@ -49,7 +49,7 @@ class Args:
     fresh: bool = False
     """Start the branches from scratch instead of from the run's checkpoint, of which none is needed then."""
     budget: Positive[int] | None = None
-    """Environment steps of a branch (default: a quarter of the run's, but ten of the largest updates)."""
+    """Environment steps of a branch (default: a quarter of the run's, at least ten of the largest updates)."""
     seeds: Positive[int] = 5
     """Branches per lever. A run of several seeds is branched as a whole instead, each seed from its own state."""
     jobs: Positive[int] | None = None

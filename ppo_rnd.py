@@ -33,7 +33,7 @@ from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probabi
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
 from common.metrics import Sample, measure_update, plasticity_metrics
 from common.run import arguments, devices
-from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
+from common.run.arguments import BelowOne, CriticArgs, Fraction, NonNegative, Positive, Steps
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
@@ -61,8 +61,8 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.999
     """Discount factor of the environment's rewards."""
-    int_gamma: Fraction = 0.99
-    """Discount factor of the intrinsic rewards, less than 1."""
+    int_gamma: BelowOne = 0.99
+    """Discount factor of the intrinsic rewards, whose return goes on across the ends of episodes."""
     ext_coef: NonNegative[float] = 2.0
     """Weight of the advantage in the environment's rewards."""
     int_coef: NonNegative[float] = 1.0
@@ -76,8 +76,7 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
     target_kl: Positive[float] | None = None
     """Stop the inner loop after an epoch whose mean approximate KL exceeds this."""
     obs_warmup_steps: NonNegative[int] = 64
-    """So many random steps in each environment come first, for the statistics of what RND sees. No budget counts them,
-    but they are part of the episodes that then go on."""
+    """So many random steps in each environment, not counted, begin its first episode, for the statistics of RND."""
 
     # --- inner loop ---
     minibatch_size: Positive[int] | None = None
@@ -122,10 +121,6 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
 
     def __post_init__(self):
         super().__post_init__()
-        if self.int_gamma == 1:
-            raise UsageError(
-                "--int-gamma 1: must be less than 1, because intrinsic returns go on across episodes' ends"
-            )
         # From here on both the size and the number of minibatches are set, so that args.json says what ran.
         arguments.settle_minibatches(self, default_size=2048)
 

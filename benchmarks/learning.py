@@ -385,9 +385,9 @@ LEAD = """# Results
 
 Returns of trained policies, not of training: 128 episodes at the end of each run, with sampled actions unless a column
 says "most probable actions" (`pqn.py` always takes the best one). A return is the mean over seeds ± half its 95 %
-t-interval; some tables have the 10th percentile of ten seeds or more. Minutes are the median run's of training, without
-imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all seeds of
-the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout seeds vary,
+t-interval; some tables have the 10th percentile of ten seeds or more. Minutes are those that the median run trained,
+without imports and compiling, on one core with other runs beside it unless a table says otherwise. "GPU": some or all
+seeds of the row were one process with `--num-seeds`, and eight such shared an H100. On Breakout seeds vary,
 [machines perhaps](scaling.md#on-a-gpu). Where a seed was run on both, the CPU's run counts.
 
 References are other people's numbers, unless a script is named:
@@ -459,13 +459,13 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         cpus = ", ".join(sorted({run["machine"]["cpu"] for run in alone})).replace("(R)", "").replace(" Processor", "")
         for run in alone:
             _, seconds, values = np.array(run["curve"], np.float64).T
-            right.plot(seconds, values, color=colour, alpha=0.7, label=f"{label}; {cpus}" if run is alone[0] else None)
+            right.plot(seconds, values, color=colour, alpha=0.7)
         left.set(title=row.task, ylabel="return in training")
-        right.set(title=row.task)
-    for axis, label in zip(axes.T, ("million environment steps", "seconds of training"), strict=True):
+        right.set(title=f"{row.task}, two cores ({cpus})", xscale="log")  # from one minute to twenty
+    for axis, label in zip(axes.T, ("million environment steps", "seconds of training (logarithmic)"), strict=True):
         for each in axis:
             each.set(xlabel=label, ylim=(0, None))
-    told = "Left: mean over seeds; from five on, 95 % t-interval. Right: each seed that ran alone, without compiling."
+    told = "Left: mean over seeds; from five on, 95 % t-interval. Right: likewise each seed that ran alone, without compiling."
     report.save_figure(figure, path, told)
 
 

@@ -70,7 +70,8 @@ def learned() -> dict[str, list[dict[str, Any]]]:
 
 def learning() -> None:
     """The picture of `python benchmarks/learning.py`, and three of its returns beside published ones."""
-    print("![Return in training of ppo.py, pqn.py (which explores), PureJaxRL's PPO, rejax's](results/learning.png)\n")
+    peers = "PureJaxRL's PPO, rejax's, PureJaxQL's PQN"
+    print(f"![Return in training of ppo.py, pqn.py (which explores), {peers}](results/learning.png)\n")
     for game in ("Breakout", "SpaceInvaders", "Asterix"):
         row = tasks.TABLE[f"{game.lower()}_ppo_2048"]
         found, theirs = learned()[row.name], f"{row.source}: {row.reference:.0f}"
@@ -166,7 +167,7 @@ def arms() -> None:
     gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {gate}.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
-    text = f"{100 * level:.4g} % intervals. That of the first decides, a bootstrap; the others are Welch's. "
+    text = f"{100 * level:.4g} % intervals. The interquartile mean's, a bootstrap, decides; the others are Welch's. "
     text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
     text += "; ".join(first_look(scores, number) for number in range(len(CLAIMS))) + ". "
     text += where([run for run in found["runs"].values() if run["env_id"] in GAMES])

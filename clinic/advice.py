@@ -120,7 +120,7 @@ def _alike(flags: dict[str, Any], others: dict[str, Any]) -> bool:
     return (
         flags.keys() == others.keys()
         and others | {"learning_rate": rate} == flags | {"learning_rate": rate}
-        and (math.isclose(rate, other, rel_tol=0.05))
+        and math.isclose(rate, other, rel_tol=0.05)
     )
 
 

@@ -147,7 +147,7 @@ def far(args: Any, like: Alike) -> dict[str, tuple[str, ...]]:
 
 def changed(args: Any, changes: dict[str, Any]) -> dict[str, Any] | None:
     """A run's flags with changes, as its script takes them; None if it refuses them or nothing changes. Where sizes are
-    changed, environments are fewer if there would be too few updates, and then there are more steps."""
+    changed, environments are fewer, or else steps are more, if there would be too few updates."""
     kind, names = type(args), args.__dataclass_fields__
     if not changes.keys() <= names.keys():
         return None

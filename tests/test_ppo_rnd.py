@@ -183,7 +183,7 @@ def test_the_predictor_and_the_intrinsic_reward_leave_the_policy_to_ppo():
 
 
 def test_an_intrinsic_return_that_never_ends_is_refused():
-    assert "--int-gamma 1: must be less than 1" in refusal(ppo_rnd.Args, int_gamma=1.0)
+    assert "--int-gamma 1.0: must be less than 1" in refusal(ppo_rnd.Args, int_gamma=1.0)
 
 
 def test_random_play_before_training_gives_the_first_statistics():

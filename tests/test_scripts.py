@@ -41,7 +41,7 @@ DIFFERENT = {
     "optimise measure_plasticity build Args.__post_init__",
     # Two rewards, two values, and a predictor that learns what has been seen; the defaults of Burda et al. 2018.
     ("ppo", "ppo_rnd"): "Learner Environments Transition Batch ActorCritic forward rollout ppo_loss optimise update "
-    "init_state Args.__post_init__ Args.gamma Args.gae_lambda Args.clip_eps Args.ent_coef Args.anneal_ent",
+    "init_state Args.gamma Args.gae_lambda Args.clip_eps Args.ent_coef Args.anneal_ent",
     # Policies of several blocks, of which the leader also learns from another one; --norm-value and --adaptive-lr-kl.
     ("ppo", "sapg"): "SAME Learner TrainState Encoder ActorCritic Transition Batch forward rollout ppo_loss optimise "
     "measure_plasticity update init_state build train Args.__post_init__ Args.num_envs Args.ent_coef",

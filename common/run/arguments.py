@@ -31,6 +31,7 @@ Number = TypeVar("Number")
 Positive = Annotated[Number, Field(gt=0, lt=2**31)]
 NonNegative = Annotated[Number, Field(ge=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Steps = Annotated[int, Field(gt=0)]
 NoSteps = Annotated[int, Field(ge=0)]
 BY_HAND = ("coordinator_address", "num_processes", "process_id")  # how processes find each other without a cluster
@@ -126,7 +127,7 @@ class RunArgs(LogArgs):
 
     # --- devices ---
     num_devices: Positive[int] | None = None
-    """Train on this many devices (default: as many as divide --num-envs, a chunk's, and --minibatch-size)."""
+    """Train on this many devices (default: all, or as many as divide a chunk's environments and --minibatch-size)."""
     distributed: bool = False
     """Train with several processes, one per machine or GPU, all started alike. Detects Slurm, Open MPI and GKE."""
     coordinator_address: str | None = None
