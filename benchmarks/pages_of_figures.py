@@ -262,13 +262,14 @@ def asked() -> None:
     long_runs, page = read("long_runs")["runs"], "docs/report.md#"
     runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
     scores, level = study.looked_at(runs)
-    (*_, higher), (*_, equal) = claims_of_arms(scores, level, study.fails_gate(runs))
-    by_what = " by 0.05 or more" * (higher == "refuted")
+    verdicts = [verdict for *_, verdict in claims_of_arms(scores, level, study.fails_gate(runs))]
+    more = [f"higher{' by 0.05 or more' * verdict.startswith('refuted')}: {verdict}" for verdict in verdicts]
     less = []
     for a, b, *_ in study.CLAIMS:
-        by = study.differences(scores[a], scores[b], level)
+        at = study.level_of(a, b, level)
+        by = study.differences(scores[a], scores[b], at)
         games = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*by[game], 2)}" for game in study.GAMES)
-        less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * level:.4g} %)")
+        less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * at:.4g} %)")
     own, (borrowed, _) = searched.claimed(read("third_game")["runs"], third), study.third_effects(found, third)[PAIR]
     waits = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of]
              for arm, of in lasting.by_arm(long_runs).items()}  # fmt: skip
@@ -280,8 +281,10 @@ def asked() -> None:
     apart = [of["half"] / of["required"] for of in small]
     table(["", "difference of scores (0: random, 1: published)", "claim"], [
         [f"[4,096 × 32 less 64 × 32]({page}more-environments-each-number-with-a-search-of-its-own), Breakout and "
-         "SpaceInvaders, flags searched for each", less[0], f"higher{by_what}: {higher}"],
-        ["less 64 × 2,048 there, as much data per update", less[1], f"equal within 0.1: {equal}"],
+         "SpaceInvaders, flags searched for each", less[0], more[0]],
+        ["less 64 × 2,048 there, as much data per update", less[1], f"equal within 0.1: {verdicts[1]}"],
+        ["512 × 32 less 64 × 32 there", less[2], more[2]],
+        ["4,096 × 32 less 512 × 32 there", less[3], more[3]],
         [f"[4,096 × 32 less 64 × 32 on Asterix]({page}on-a-third-game), flags of the two other games, which did not "
          "transfer to 4,096",
          f"{signed(*borrowed, 2)} (95 %)", f"higher: {borrowed_verdict(found, third)}"],

@@ -69,7 +69,7 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
     (0.2, 0.4, "holds", "refuted"),
 ])  # fmt: skip
 def test_a_claim_is_decided_where_the_whole_interval_is(low, high, more, equal):
-    assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal]
+    assert [arms.judged(low, high, *claim[3:]) for claim in arms.CLAIMS] == [more, equal, more, more]
 
 
 @pytest.mark.parametrize("missing, seen", [(0, (10, 0.9875)), (2, (8, 0.9875)), (3, (6, 0.975)), (5, (5, 0.975))])
@@ -77,8 +77,11 @@ def test_a_second_look_has_eight_seeds_of_all_arms_or_is_the_first(missing, seen
     runs = {arm: {game: {seed: 10.0 * seed for seed in range(10)} for game in arms.GAMES} for arm in arms.ARMS}
     for seed in range(missing):
         del runs["many"][arms.GAMES[1]][seed]
+    for seed in range(7):
+        del runs["middle"][arms.GAMES[0]][seed]  # which the first arms' looks do not wait for
     scores, level = arms.looked_at(runs)
-    assert {(len(of), level) for of in scores.values()} == {seen}
+    assert len(scores.pop("middle")) == 3 and {(len(of), level) for of in scores.values()} == {seen}
+    assert [arms.level_of(*claim[:2], level) for claim in arms.CLAIMS] == [level, level, 0.975, 0.975]
     ours = scores["small"][0, 0] - scores["small"][1, 0], REFERENCES[arms.GAMES[0]]
     assert ours[0] == pytest.approx(-10 / (ours[1][1] - ours[1][0]))
     a, b = np.random.default_rng(0).normal(size=(2, 10, 2))
@@ -128,12 +131,12 @@ def test_a_claim_about_slow_runs_is_judged_by_pairs_of_branches_of_one_parent():
 def test_effects_on_the_third_game_and_over_all():
     """Of one game it is Welch's interval; of three that of a sum of independent means."""
     rng, games = np.random.default_rng(1), (*arms.GAMES, arms.THIRD)
-    scores = {arm: rng.normal(level, 0.1, (6, 3)) for arm, level in zip(arms.ARMS, (1.5, 1.0, 1.0), strict=True)}
+    scores = {arm: rng.normal(1.5 if arm == "small" else 1.0, 0.1, (6, 3)) for arm in ("small", "many", "long")}
     run = lambda arm, game, seed, score: {  # noqa: E731
         "arm": arm, "env_id": game, "seed": seed,
         "return": REFERENCES[game][0] + (REFERENCES[game][1] - REFERENCES[game][0]) * score,
     }  # fmt: skip
-    cells = [(arm, at, seed) for arm in arms.ARMS for at in range(3) for seed in range(6)]
+    cells = [(arm, at, seed) for arm in scores for at in range(3) for seed in range(6)]
     runs = {f"{arm}{at}{seed}": run(arm, games[at], seed, scores[arm][seed, at]) for arm, at, seed in cells}
     early = {f"small2{seed}": runs.pop(f"small2{seed}") for seed in range(arms.EARLIER)}
     third = arms.on_third(runs, early | {"other": early["small20"] | {"arm": "root", "return": 99.0}})
