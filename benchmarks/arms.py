@@ -59,7 +59,6 @@ CLAIMS = (  # a less b, what is claimed of it, and where its interval has to lie
     ("middle", "small", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
     ("many", "middle", "more environments end higher", (0.0, np.inf), (-np.inf, 0.05)),
 )
-LATER_LEVEL = 0.975  # of the last two
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def on_third(runs: dict[str, dict[str, Any]], earlier: dict[str, dict[str, Any]]
 
 def looked_at(runs: dict[str, dict[str, dict[int, float]]]) -> tuple[dict[str, np.ndarray], float]:
     """What the rules judge: all seeds that each of the first arms has on each game or, while these are few, the first
-    look's; of the later arm, its own. -> {arm: scores [seeds, games]}, level of the first claims' intervals."""
+    look's; of the later arm, its own. -> {arm: scores [seeds, games]}, level of the claims' intervals."""
     of_arm = {arm: set.intersection(*(set(values) for values in by_game.values())) for arm, by_game in runs.items()}
     seeds = sorted(set.intersection(*(of for arm, of in of_arm.items() if arm != LATER)))
     seeds, level = (seeds, LEVEL) if len(seeds) >= LEAST else (seeds[:FIRST], FIRST_LEVEL)
@@ -203,11 +202,6 @@ def looked_at(runs: dict[str, dict[str, dict[int, float]]]) -> tuple[dict[str, n
                    for seed in (sorted(of_arm[arm]) if arm == LATER else seeds)]
              for arm, by_game in runs.items()}  # fmt: skip
     return {arm: np.array(of).reshape(-1, len(GAMES)) for arm, of in found.items()}, level
-
-
-def level_of(a: str, b: str, level: float) -> float:
-    """The level of a claim's interval. level: what looked_at says."""
-    return LATER_LEVEL if LATER in (a, b) else level
 
 
 def differences(
@@ -315,7 +309,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for colour, (a, b, *_) in zip(plots.COLOURS, CLAIMS, strict=False):
         of = scores[a], scores[b]
         enough = min(map(len, of)) >= effects.FEWEST
-        for what, (middle, low, high) in (differences(*of, level_of(a, b, level)) if enough else {}).items():
+        for what, (middle, low, high) in (differences(*of, level) if enough else {}).items():
             axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
             axis.plot(middle, -len(labels), "o", color=colour)
             pair = f"{name[a]} less {name[b]}:\n" if what == "interquartile mean" else ""
@@ -323,8 +317,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axis.axvline(0, color="0.3", linewidth=1)
     axis.set_yticks(-np.arange(len(labels)), labels)
     axis.set(title=f"Differences, {100 * level:.4g} % intervals", xlabel="score: 1 is published, 0 random")
-    told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated"
-    told += f" ({name[LATER]}: {100 * LATER_LEVEL:.4g} %). Published: discogen's PPO, without sticky actions."
+    told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
+    told += " Published: discogen's PPO, without sticky actions."
     report.save_figure(figure, path, told)
 
 

@@ -167,8 +167,7 @@ def arms() -> None:
     gate = "waits for an arm" if failed is None else f"fails on {', '.join(failed)}" if failed else "is passed"
     print(f"The gate {gate}.\n")
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
-    text = f"{100 * level:.4g} % intervals, {100 * study.LATER_LEVEL:.4g} % of the last two claims, whose rules came "
-    text += "later. The interquartile mean's, a bootstrap, decides; the others are Welch's. "
+    text = f"{100 * level:.4g} % intervals. The interquartile mean's, a bootstrap, decides; the others are Welch's. "
     text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
     text += "; ".join(first_look(scores, number) for number in range(2)) + ". "
     text += where([run for run in found["runs"].values() if run["env_id"] in GAMES])
@@ -206,7 +205,7 @@ def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str
         if seeds < effects.FEWEST:
             claims.append([number, what, claim, *["–"] * (2 + len(GAMES)), "not run"])
             continue
-        of = study.differences(scores[a], scores[b], study.level_of(a, b, level))
+        of = study.differences(scores[a], scores[b], level)
         _, low, high = of["interquartile mean"]
         verdict = study.judged(low, high, *margin) if seeds >= study.FIRST else "open"
         verdict += f" ({seeds} of {wanted} seeds)" * (seeds < wanted)

@@ -266,10 +266,9 @@ def asked() -> None:
     more = [f"higher{' by 0.05 or more' * verdict.startswith('refuted')}: {verdict}" for verdict in verdicts]
     less = []
     for a, b, *_ in study.CLAIMS:
-        at = study.level_of(a, b, level)
-        by = study.differences(scores[a], scores[b], at)
+        by = study.differences(scores[a], scores[b], level)
         games = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*by[game], 2)}" for game in study.GAMES)
-        less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * at:.4g} %)")
+        less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * level:.4g} %)")
     own, (borrowed, _) = searched.claimed(read("third_game")["runs"], third), study.third_effects(found, third)[PAIR]
     waits = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of]
              for arm, of in lasting.by_arm(long_runs).items()}  # fmt: skip
