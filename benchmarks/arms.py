@@ -50,6 +50,7 @@ SEARCHED = {
     "ent_coef": "3e-3:0.15:log",
     "update_epochs": "1,2,3,4,8",
 }
+NEAR = 0.05  # trials whose score is so close to the best are told, too
 GATE = {"Breakout-MinAtar": 45, "SpaceInvaders-MinAtar": 130, "Asterix-MinAtar": 19.8}  # pgx's PPO less 10 %
 LEVEL, LEAST, DRAWS = 0.9875, 8, 20_000  # of CLAIMS' intervals; from so many seeds on; draws of their bootstrap
 FIRST_LEVEL, FIRST = 0.975, 6  # of a first look, at so many seeds, with effects.REPETITIONS draws
@@ -137,8 +138,7 @@ class Results:
 
     def best(self, arm: str) -> dict[str, Any]:
         """The flags of an arm's best trial."""
-        scored = [trial for trial in self.trials[arm] if trial["score"] is not None and trial.get("state") != "pruned"]
-        return max(scored, key=lambda trial: trial["score"])["flags"]
+        return ranked(self.trials[arm])[0]["flags"]
 
     def drop_others(self, arms: list[str]) -> None:
         """Forget these arms' runs with other flags than those that they have now."""
@@ -155,6 +155,12 @@ class Results:
         """Take what is told of a finished run."""
         self.runs[cell.name] = told(cell, self.args.runs_dir)
         self.write()
+
+
+def ranked(trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trials that were not stopped early, best first."""
+    ended = [trial for trial in trials if trial["score"] is not None and trial.get("state") != "pruned"]
+    return sorted(ended, key=lambda trial: -trial["score"])
 
 
 def told(cell: grid.Cell, runs_dir: Path) -> dict[str, Any]:
@@ -318,8 +324,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axis.set_yticks(-np.arange(len(labels)), labels)
     axis.set(title=f"Differences, {100 * level:.4g} % intervals", xlabel="score: 1 is published, 0 random")
     told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
-    told += " Published: discogen's PPO, without sticky actions."
-    report.save_figure(figure, path, told)
+    report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")
 
 
 def main(args: Args) -> None:

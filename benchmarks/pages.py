@@ -215,21 +215,27 @@ def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str
 
 
 def flags_of_arms(found: dict[str, Any]) -> None:
-    """The best trial of each arm."""
+    """The best trial of each arm, and how far each flag goes among those that are nearly as good."""
     names, rows = list(next(iter(found["trials"].values()))[0]["flags"]), []
     for arm in sorted(ARMS, key=lambda arm: ARMS[arm][1::-1]):
         trials = found["trials"].get(arm, [])
         pruned = sum(trial.get("state") == "pruned" for trial in trials)
         row = [named(arm), f"{len(trials)} of {study.Args.trials}" + f" ({pruned} stopped early)" * bool(pruned)]
         if len(trials) >= study.Args.trials:
-            ended = (t for t in trials if t["score"] is not None and t.get("state") != "pruned")
-            best = max(ended, key=lambda t: t["score"])
+            best, *others = study.ranked(trials)
+            near = [best, *(trial for trial in others if trial["score"] >= best["score"] - study.NEAR)]
             edges = study.at_edge(arm, best["flags"])
-            shown = {n: f"{x:.3g}" if isinstance(x, float) else str(x) for n, x in best["flags"].items()}
-            row += [f"{best['score']:.2f}", *(shown[name] + "*" * (name in edges) for name in names)]
+            row += [f"{best['score']:.2f} ({len(near)})"]
+            for name in names:
+                values = sorted(trial["flags"][name] for trial in near)
+                low, value, high = (f"{x:.2g}" if isinstance(x, float) else str(x)
+                                    for x in (values[0], best["flags"][name], values[-1]))  # fmt: skip
+                row.append(value + "*" * (name in edges) + f" ({low} to {high})" * (low != high))
         rows.append(row + ["–"] * (3 + len(names) - len(row)))
-    table(["N × K", "trials", "best trial", *(f"`--{name.replace('_', '-')}`" for name in names)], rows)
-    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched.\n")
+    near = f"best trial (as good within {study.NEAR:g})"
+    table(["N × K", "trials", near, *(f"`--{name.replace('_', '-')}`" for name in names)], rows)
+    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched. In brackets: flags of")
+    print(f"the trials within {study.NEAR:g} of the best.\n")
 
 
 def long_runs() -> None:
