@@ -7,9 +7,9 @@ The outer loop collects `num_envs * num_steps` transitions with the behaviour po
 `update_epochs * num_minibatches` Adam steps on them. Beukman et al. 2026 (https://arxiv.org/abs/2603.06009) read the
 outer loop as stochastic optimisation. Its step size is how far the policy moves per update (`outer/kl`; --clip-eps and
 --update-epochs set it), and its noise falls with the transitions per update. If the step is too large for the noise,
-they say, the return stands still while `outer/kl` stays large: a plateau. They recommend what --num-envs does from 512
-on: more environments, the same minibatch size and learning rate, more minibatches. docs/ppo.md has the logged keys and
-details, docs/results.md the returns.
+they say, the return stands still while `outer/kl` stays large: a plateau. Their recipe is more environments with
+minibatches of the same size, so more of them, at the same learning rate; a larger --num-envs does that from 512 on.
+docs/ppo.md has the logged keys and details, docs/results.md the returns.
 """
 
 import common.run.early  # noqa: F401 (before JAX)
@@ -31,17 +31,15 @@ from jax.sharding import PartitionSpec as P
 from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import Sample, measure_update, plasticity_metrics
+from common.metrics import PLASTICITY_SAMPLE, Sample, measure_update, plasticity_metrics, sample_size
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
-ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
+ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -128,12 +126,6 @@ class Encoder(nn.Module):
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
-        if self.args.network == "cnn":
-            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
-            self.sow("intermediates", "hidden", x)
         if self.args.network in VISION:
             sow = partial(self.sow, "intermediates", "hidden")
             x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
@@ -227,16 +219,16 @@ def rollout(
 
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the episodes that ended.
     """
-    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+    apply = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
         action_key, env_key = jax.random.split(step_key)
-        dist, value = policy(obs)
+        dist, value = apply(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
         final_value = jax.lax.cond(
-            out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
+            out.truncated.any(), lambda: apply(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
             pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
@@ -246,7 +238,7 @@ def rollout(
     keys = jax.random.split(key, args.num_steps)
     (env_state, obs), (transitions, sums) = jax.lax.scan(step, (chunk.state, chunk.obs), keys)
     chunk = chunk._replace(state=env_state, obs=obs)
-    return chunk, transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
+    return chunk, transitions, apply(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -268,9 +260,9 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
-    dist, value = policy(params, batch.obs)
+def ppo_loss(args: Args, apply: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, metrics."""
+    dist, value = apply(params, batch.obs)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
     ratio = probability_ratio(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
@@ -281,14 +273,14 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - ent_coef * entropy).mean()
-    parts = {
+    metrics = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": k3(log_ratio),
         "losses/clipfrac": jnp.abs(ratio - 1) > args.clip_eps,
     }
-    return loss, statistics.means(parts)
+    return loss, statistics.means(metrics)
 
 
 def optimise(
@@ -300,18 +292,18 @@ def optimise(
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    apply = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, apply), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch, ent_coef)
+        grads, metrics = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
@@ -319,10 +311,10 @@ def optimise(
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
-        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
-        return carry, jax.lax.pmean(parts, "device")
+        carry, metrics = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(metrics, "device")
 
-    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    too_far = None if args.target_kl is None else lambda metrics: metrics["losses/approx_kl"] > args.target_kl
     start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
     (params, opt_state), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
     metrics["outer/epochs"] = epochs
@@ -332,9 +324,9 @@ def optimise(
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
-    (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True), learner.params)
+    apply, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    (dist, _), sown = apply(learner.params, batch.obs, mutable="intermediates")
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, apply, ent_coef=sample.ent_coef), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -350,8 +342,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     remaining = 1 - state.update / float(args.num_updates)
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
+    size = sample_size(args.batch_size, args.num_rollout_chunks * jax.lax.axis_size("device"))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -370,7 +361,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, obs_stats, environments
-        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
+        return carry, (metrics, random_rows(batch, size, sample_key), sums)
 
     carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
@@ -393,7 +384,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init(params), *stats)
+    learner = Learner(params, ADAM.init(ravel_pytree(params)[0]), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, environments, key, jnp.int32(0), previous)
 
@@ -423,7 +414,7 @@ def train(args: Args) -> Path:
     args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

@@ -30,17 +30,15 @@ from jax.sharding import PartitionSpec as P
 from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import Sample, measure_update, plasticity_metrics
+from common.metrics import PLASTICITY_SAMPLE, Sample, measure_update, plasticity_metrics, sample_size
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
-ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
+ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,6 @@ class Encoder(nn.Module):
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
-        if self.args.network == "cnn":
-            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
-            self.sow("intermediates", "hidden", x)
         if self.args.network in VISION:
             sow = partial(self.sow, "intermediates", "hidden")
             x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
@@ -240,16 +232,16 @@ def rollout(
 
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the episodes that ended.
     """
-    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+    apply = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
         action_key, env_key = jax.random.split(step_key)
-        dist, value = policy(obs)
+        dist, value = apply(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
         final_value = jax.lax.cond(
-            out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
+            out.truncated.any(), lambda: apply(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
             pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
@@ -259,7 +251,7 @@ def rollout(
     keys = jax.random.split(key, args.num_steps)
     (env_state, obs), (transitions, sums) = jax.lax.scan(step, (chunk.state, chunk.obs), keys)
     chunk = chunk._replace(state=env_state, obs=obs)
-    return chunk, transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
+    return chunk, transitions, apply(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -289,11 +281,11 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch, ent_coef: Any) -> tuple:
+def ppo_loss(args: Args, apply: Any, params: Any, proximal: Any, batch: Batch, ent_coef: Any) -> tuple:
     """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms:
-    pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox. -> loss, its parts."""
-    dist, value = policy(params, batch.obs)
-    proximal_dist, _ = policy(proximal, batch.obs)
+    pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox. -> loss, metrics."""
+    dist, value = apply(params, batch.obs)
+    proximal_dist, _ = apply(proximal, batch.obs)
     proximal_log_prob = proximal_dist.log_prob(batch.action)
     log_ratio = dist.log_prob(batch.action) - proximal_log_prob
     log_weight = proximal_log_prob - batch.log_prob
@@ -309,7 +301,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch, 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - ent_coef * entropy).mean()
-    parts = {
+    metrics = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
@@ -320,7 +312,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch, 
         "ewma/boundfrac": log_weight > bound,
     }
     largest = {"ewma/max_ratio": jnp.exp(log_ratio).max(), "ewma/max_behaviour_ratio": jnp.exp(log_weight).max()}
-    return loss, statistics.means(parts) | largest
+    return loss, statistics.means(metrics) | largest
 
 
 def optimise(
@@ -332,20 +324,20 @@ def optimise(
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    apply = lambda params, obs: forward(args, network, learner.obs_stats, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, apply), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state, proximal), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, proximal.params, minibatch, ent_coef)
+        grads, metrics = grad_fn(params, proximal.params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
         params = params - learning_rate * steps
         proximal = update_proximal(args, proximal, params)
-        return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state, proximal), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
@@ -353,11 +345,11 @@ def optimise(
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
-        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
-        return carry, jax.lax.pmean(parts, "device")
+        carry, metrics = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(metrics, "device")
 
     proximal = learner.proximal._replace(params=ravel_pytree(learner.proximal.params)[0])
-    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    too_far = None if args.target_kl is None else lambda metrics: metrics["losses/approx_kl"] > args.target_kl
     start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
     (params, opt_state, proximal), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
     metrics["outer/epochs"] = epochs
@@ -368,9 +360,9 @@ def optimise(
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
-    (dist, _), sown = policy(learner.params, batch.obs, mutable="intermediates")
-    grad_fn = jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True)
+    apply, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    (dist, _), sown = apply(learner.params, batch.obs, mutable="intermediates")
+    grad_fn = jax.grad(partial(ppo_loss, args, apply, ent_coef=sample.ent_coef), has_aux=True)
     grad_fn = partial(grad_fn, learner.params, learner.proximal.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
@@ -387,8 +379,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     remaining = 1 - state.update / float(args.num_updates)
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
+    size = sample_size(args.batch_size, args.num_rollout_chunks * jax.lax.axis_size("device"))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -407,7 +398,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, obs_stats, environments
-        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
+        return carry, (metrics, random_rows(batch, size, sample_key), sums)
 
     carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
@@ -430,7 +421,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init(params), Proximal(params, jnp.ones(())), *stats)
+    learner = Learner(params, ADAM.init(ravel_pytree(params)[0]), Proximal(params, jnp.ones(())), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, environments, key, jnp.int32(0), previous)
 
@@ -460,7 +451,7 @@ def train(args: Args) -> Path:
     args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME, may_lack="proximal")
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM, may_lack="proximal")
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

@@ -31,17 +31,24 @@ from jax.sharding import PartitionSpec as P
 from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import GRADIENT_PARTS, Sample, gradient_metrics, layer_metrics, measure_update, policy_metrics
+from common.metrics import (
+    GRADIENT_PARTS,
+    PLASTICITY_SAMPLE,
+    Sample,
+    gradient_metrics,
+    layer_metrics,
+    measure_update,
+    policy_metrics,
+    sample_size,
+)
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")  # fixed by --init-from
-ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
+ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -142,12 +149,6 @@ class Encoder(nn.Module):
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
-        if self.args.network == "cnn":
-            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
-            self.sow("intermediates", "hidden", x)
         if self.args.network in VISION:
             sow = partial(self.sow, "intermediates", "hidden")
             x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
@@ -288,17 +289,17 @@ def rollout(
     -> chunk, transitions [T, N / C], the cells' states before each sequence [T / L, N / C], value of the last
     observation [N / C], sums [4] over the episodes that ended.
     """
-    policy = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
+    apply = partial(forward, args, network, behaviour.obs_stats, behaviour.params)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs, cells = carry
         action_key, env_key = jax.random.split(step_key)
-        dist, value, state = policy(obs, cells)
+        dist, value, state = apply(obs, cells)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
         final = out.final_obs, Cells(state, jnp.zeros_like(cells.reset))  # of the same episode
         final_value = jax.lax.cond(
-            out.truncated.any(), lambda: policy(*final)[1] * out.truncated, lambda: jnp.zeros_like(value)
+            out.truncated.any(), lambda: apply(*final)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
             *(pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
@@ -316,7 +317,7 @@ def rollout(
     (env_state, obs, cells), (transitions, sums, states) = jax.lax.scan(sequence, start, keys)
     transitions = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
     chunk = chunk._replace(state=env_state, obs=obs, cells=cells)
-    return chunk, transitions, states, policy(obs, cells)[1], jax.lax.psum(sums.sum((0, 1)), "device")
+    return chunk, transitions, states, apply(obs, cells)[1], jax.lax.psum(sums.sum((0, 1)), "device")
 
 
 def transitions_of(args: Args, batch: Batch, sequences: jax.Array) -> jax.Array:
@@ -355,9 +356,9 @@ def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: 
     return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), inputs, reverse=True)[1]
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, its parts."""
-    dist, value, _ = policy(params, batch.obs, batch.cells)
+def ppo_loss(args: Args, apply: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7), value and entropy terms (eq. 9). -> loss, metrics."""
+    dist, value, _ = apply(params, batch.obs, batch.cells)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
     ratio = probability_ratio(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_eps, 1 + args.clip_eps)
@@ -368,14 +369,14 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - ent_coef * entropy).mean()
-    parts = {
+    metrics = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": k3(log_ratio),
         "losses/clipfrac": jnp.abs(ratio - 1) > args.clip_eps,
     }
-    return loss, statistics.means(parts)
+    return loss, statistics.means(metrics)
 
 
 def optimise(
@@ -387,18 +388,18 @@ def optimise(
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    apply = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, apply), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state), (sequences, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = take(args, batch, sequences)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch, ent_coef)
+        grads, metrics = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         number = batch.advantage.size // args.sequence_length
@@ -407,10 +408,10 @@ def optimise(
         advantage = batch.advantage[transitions_of(args, batch, sequences)]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
-        carry, parts = statistics.scan_mean(minibatch_step, carry, (sequences, advantage))
-        return carry, jax.lax.pmean(parts, "device")
+        carry, metrics = statistics.scan_mean(minibatch_step, carry, (sequences, advantage))
+        return carry, jax.lax.pmean(metrics, "device")
 
-    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    too_far = None if args.target_kl is None else lambda metrics: metrics["losses/approx_kl"] > args.target_kl
     start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
     (params, opt_state), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
     metrics["outer/epochs"] = epochs
@@ -421,18 +422,18 @@ def optimise(
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update; on more if sequences
     are long, because gradients are compared between them. -> scalars."""
-    policy, length = partial(forward, args, network, sample.obs_stats), args.sequence_length
+    apply, length = partial(forward, args, network, sample.obs_stats), args.sequence_length
     number = sample.batch.advantage.shape[1] // length
     # One row per sequence, [C, n, L, ...] (states [C, n, 1, cell_size]), so that they stay whole; `join` undoes it.
     rows = jax.tree.map(lambda x: x.reshape(x.shape[0], number, -1, *x.shape[2:]), sample.batch)
     rows = gather_rows(rows, max(GRADIENT_PARTS, PLASTICITY_SAMPLE // length))
     join = partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
     batch = join(rows)
-    (dist, *_), sown = policy(learner.params, batch.obs, batch.cells, mutable="intermediates")
+    (dist, *_), sown = apply(learner.params, batch.obs, batch.cells, mutable="intermediates")
     if args.norm_adv:
         batch = batch._replace(advantage=statistics.standardise(batch.advantage))
         rows = rows._replace(advantage=batch.advantage.reshape(-1, length))
-    grad_fn = jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True)
+    grad_fn = jax.grad(partial(ppo_loss, args, apply, ent_coef=sample.ent_coef), has_aux=True)
     # Of each network the hidden layers of its encoder ("encoder") and then its cell ("hidden").
     hidden = {name: {"hidden": jax.tree.leaves(layers)} for name, layers in sown["intermediates"].items()}
     return {
@@ -454,9 +455,8 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     remaining = 1 - state.update / float(args.num_updates)
     learning_rate = jnp.float32(args.learning_rate * (remaining if args.anneal_lr else 1.0))
     ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, GRADIENT_PARTS * args.sequence_length, args.batch_size // 4))
     parts = args.num_rollout_chunks * jax.lax.axis_size("device") * args.sequence_length
-    sample_size = -(-measured // parts)  # rounded up
+    size = sample_size(args.batch_size, parts, at_least=GRADIENT_PARTS * args.sequence_length)
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -475,7 +475,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
             obs_stats = statistics.update_stats_by_step(obs_stats, t.obs)
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
-        sequences = random_rows(jnp.arange(batch.advantage.size // args.sequence_length), sample_size, sample_key)
+        sequences = random_rows(jnp.arange(batch.advantage.size // args.sequence_length), size, sample_key)
         carry = learner, obs_stats, environments
         return carry, (metrics, take(args, batch, sequences), sums)
 
@@ -501,7 +501,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, cells, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1], jax.tree.map(lambda x: x[0, :1], cells))
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init(params), *stats)
+    learner = Learner(params, ADAM.init(ravel_pytree(params)[0]), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, environments, key, jnp.int32(0), previous)
 
@@ -537,7 +537,7 @@ def train(args: Args) -> Path:
         return dist, Cells(state, jnp.zeros_like(cells.reset))
 
     player = evaluation.Player(args, env.suite, policy, partial(initial_cells, args))
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

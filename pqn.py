@@ -29,17 +29,23 @@ from jax.sharding import PartitionSpec as P
 from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import Sample, gradient_metrics, layer_metrics, move_metrics, policy_metrics
+from common.metrics import (
+    PLASTICITY_SAMPLE,
+    Sample,
+    gradient_metrics,
+    layer_metrics,
+    move_metrics,
+    policy_metrics,
+    sample_size,
+)
 from common.run import arguments, devices
 from common.run.arguments import EnvArgs, Fraction, NoSteps, Positive, Steps, UsageError
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")  # fixed by --init-from
-RADAM = optax.flatten(optax.scale_by_radam())  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")
+RADAM = optax.scale_by_radam()  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,6 @@ class QNetwork(nn.Module):
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
-        if self.args.network == "cnn":
-            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
-            self.sow("intermediates", "hidden", x)
         if self.args.network in VISION:
             sow = partial(self.sow, "intermediates", "hidden")
             x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
@@ -252,7 +252,7 @@ def compute_targets(t: Transition, last_value: jax.Array, gamma: float, q_lambda
 
 
 def q_loss(q_of: Any, params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Half the mean squared error of Q(s, a) (Gallici et al. 2024, algorithm 1). -> loss, its parts."""
+    """Half the mean squared error of Q(s, a) (Gallici et al. 2024, algorithm 1). -> loss, metrics."""
     q = q_of(params, batch.obs)
     q = jnp.where(batch.action == jnp.arange(q.shape[-1]), q, 0.0).sum(-1)
     td_loss = 0.5 * (q - batch.target) ** 2
@@ -275,21 +275,21 @@ def optimise(
         params, opt_state = carry
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)
-        grads, parts = grad_fn(params, minibatch)
+        grads, metrics = grad_fn(params, minibatch)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = RADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         positions = jnp.arange(batch.target.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
         rows = random_permutation(key, batch.target.size)(positions)
-        carry, parts = statistics.scan_mean(minibatch_step, carry, rows)
-        return carry, jax.lax.pmean(parts, "device")
+        carry, metrics = statistics.scan_mean(minibatch_step, carry, rows)
+        return carry, jax.lax.pmean(metrics, "device")
 
     start, keys = (params, learner.opt_state), jax.random.split(key, args.update_epochs)
-    (params, opt_state), parts = jax.lax.scan(epoch, start, keys)
-    return learner._replace(params=unravel(params), opt_state=opt_state), jax.tree.map(jnp.mean, parts)
+    (params, opt_state), metrics = jax.lax.scan(epoch, start, keys)
+    return learner._replace(params=unravel(params), opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
 
 def measure_update(
@@ -331,8 +331,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
     epsilon = exploration(args, state.update)
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
+    size = sample_size(args.batch_size, args.num_rollout_chunks * jax.lax.axis_size("device"))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, obs_stats, environments = carry
@@ -350,7 +349,7 @@ def update(args: Args, env: envs.VectorEnv, network: QNetwork, state: TrainState
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, obs_stats, environments
-        return carry, (metrics, random_rows(batch, sample_size, sample_key), sums)
+        return carry, (metrics, random_rows(batch, size, sample_key), sums)
 
     carry = behaviour, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
@@ -372,7 +371,7 @@ def init_state(args: Args, env: envs.VectorEnv, network: QNetwork, key: jax.Arra
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1])
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, RADAM.init(params), *stats)
+    learner = Learner(params, RADAM.init(ravel_pytree(params)[0]), *stats)
     return TrainState(learner, environments, key, jnp.int32(0))
 
 
@@ -407,7 +406,7 @@ def train(args: Args) -> Path:
     q_of = partial(forward, args, network)
     policy = lambda learner, obs: epsilon_greedy(q_of(learner.obs_stats, learner.params, obs), 0.0)  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

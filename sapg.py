@@ -28,19 +28,17 @@ from jax.sharding import PartitionSpec as P
 from common import envs, evaluation, statistics
 from common.actions import Categorical, Discrete, Gaussian, bounded, k3, probability_ratio
 from common.arrays import PRODUCTS, gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import Sample, measure_update, plasticity_metrics
+from common.metrics import PLASTICITY_SAMPLE, Sample, measure_update, plasticity_metrics, sample_size
 from common.run import arguments, devices
 from common.run.arguments import CriticArgs, Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 LEAST_RATE, MOST_RATE = 1e-6, 1e-2  # of --adaptive-lr-kl, those of rl_games
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-SAME = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")  # --init-from
-ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")
+ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
 @dataclass(frozen=True)
@@ -173,12 +171,6 @@ class Encoder(nn.Module):
         if self.args.layer_norm:
             activation = lambda x, plain=activation: plain(nn.LayerNorm()(x))  # noqa: E731
         x = obs.astype(jnp.float32) / (255 if obs.dtype == jnp.uint8 else 1)  # bytes are pixels
-        if self.args.network == "cnn":
-            # A 3x3 convolution as nine shifted views and one product: in this loop 6 x faster than nn.Conv on a CPU.
-            height, width = x.shape[1] - 2, x.shape[2] - 2
-            views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
-            x = activation(dense(16, name="conv")(jnp.concatenate(views, axis=-1)))
-            self.sow("intermediates", "hidden", x)
         if self.args.network in VISION:
             sow = partial(self.sow, "intermediates", "hidden")
             x = VISION[self.args.network](x, activation, self.args.compute_dtype, sow)
@@ -297,16 +289,16 @@ def rollout(
     -> chunk, transitions [T, N / C], value of the last observation [N / C], sums [4] over the leader's ended episodes.
     """
     block = jnp.arange(env.num_envs) // (env.num_envs // args.num_blocks)
-    policy = partial(dist_and_value, args, network, behaviour)
+    apply = partial(dist_and_value, args, network, behaviour)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
         action_key, env_key = jax.random.split(step_key)
-        dist, value = policy(obs, block)
+        dist, value = apply(obs, block)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
         final_value = lambda block: jax.lax.cond(  # noqa: E731
-            out.truncated.any(), lambda: policy(out.final_obs, block)[1] * out.truncated, lambda: jnp.zeros_like(value)
+            out.truncated.any(), lambda: apply(out.final_obs, block)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
             *(pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated),
@@ -318,7 +310,7 @@ def rollout(
     keys = jax.random.split(key, args.num_steps)
     (env_state, obs), (transitions, sums) = jax.lax.scan(step, (chunk.state, chunk.obs), keys)
     chunk = chunk._replace(state=env_state, obs=obs)
-    return chunk, transitions, policy(obs, block)[1], jax.lax.psum(sums.sum(0), "device")
+    return chunk, transitions, apply(obs, block)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -360,9 +352,9 @@ def relabel(args: Args, network: ActorCritic, by: Learner, t: Transition, last_o
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
-    """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, parts."""
-    dist, value = policy(params, batch.obs, batch.block)
+def ppo_loss(args: Args, apply: Any, params: Any, batch: Batch, ent_coef: Any) -> tuple[jax.Array, dict]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7; Singla et al. 2024), value, entropy (eq. 9). -> loss, metrics."""
+    dist, value = apply(params, batch.obs, batch.block)
     log_ratio = dist.log_prob(batch.action) - batch.log_prob
     ratio, center = probability_ratio(log_ratio), probability_ratio(batch.log_center)
     clipped_ratio = jnp.clip(ratio, center * (1 - args.clip_eps), center * (1 + args.clip_eps))
@@ -376,7 +368,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) 
     loss = policy_loss + args.vf_coef * value_loss - (ent_coef + explored) * entropy
     if args.bounds_coef:
         loss += args.bounds_coef * (jnp.maximum(jnp.abs(dist.mean) - 1.1, 0) ** 2).sum(-1)
-    parts = {
+    metrics = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
@@ -384,13 +376,13 @@ def ppo_loss(args: Args, policy: Any, params: Any, batch: Batch, ent_coef: Any) 
         "losses/clipfrac": jnp.abs(jnp.exp(log_ratio - batch.log_center) - 1) > args.clip_eps,
     }
     if args.leader:
-        kl, clipped = parts["losses/approx_kl"], parts["losses/clipfrac"]
+        kl, clipped = metrics["losses/approx_kl"], metrics["losses/clipfrac"]
         # The mean over some of an epoch's rows is that over all, with the others 0, by their share.
         for name, mask, share in (("losses", ~batch.relabelled, args.num_blocks), ("sapg", batch.relabelled, 1)):
             weight = mask * (args.num_blocks + 1) / share
-            parts |= {f"{name}/approx_kl": jnp.where(mask, weight * kl, 0), f"{name}/clipfrac": weight * clipped}
-        parts["losses/approx_kl"] = kl if args.kl_of_relabelled else parts["losses/approx_kl"]
-    return loss.mean(), statistics.means(parts)
+            metrics |= {f"{name}/approx_kl": jnp.where(mask, weight * kl, 0), f"{name}/clipfrac": weight * clipped}
+        metrics["losses/approx_kl"] = kl if args.kl_of_relabelled else metrics["losses/approx_kl"]
+    return loss.mean(), statistics.means(metrics)
 
 
 def adapt_learning_rate(args: Args, learning_rate: jax.Array, kl: jax.Array) -> jax.Array:
@@ -414,18 +406,18 @@ def optimise(
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    apply = lambda params, *inputs: forward(args, network, learner.obs_stats, unravel(params), *inputs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, apply), has_aux=True)
 
     def minibatch_step(learning_rate: jax.Array, carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, minibatch, ent_coef)
+        grads, metrics = grad_fn(params, minibatch, ent_coef)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
-        return (params - learning_rate * steps, opt_state), parts | {"outer/grad_norm": grad_norm}
+        return (params - learning_rate * steps, opt_state), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         learned, learning_rate = carry
@@ -434,11 +426,11 @@ def optimise(
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
-        learned, parts = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
-        parts = jax.lax.pmean(parts, "device")
-        return (learned, adapt_learning_rate(args, learning_rate, parts["losses/approx_kl"])), parts
+        learned, metrics = statistics.scan_mean(partial(minibatch_step, learning_rate), learned, (rows, advantage))
+        metrics = jax.lax.pmean(metrics, "device")
+        return (learned, adapt_learning_rate(args, learning_rate, metrics["losses/approx_kl"])), metrics
 
-    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    too_far = None if args.target_kl is None else lambda metrics: metrics["losses/approx_kl"] > args.target_kl
     start, keys = ((params, learner.opt_state), learning_rate), jax.random.split(key, args.update_epochs)
     ((params, opt_state), learning_rate), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
     metrics |= {"outer/epochs": epochs, "charts/learning_rate": learning_rate}
@@ -447,9 +439,9 @@ def optimise(
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, sample: Sample) -> dict[str, jax.Array]:
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    policy, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
-    (dist, _), sown = policy(learner.params, batch.obs, batch.block, mutable="intermediates")
-    grad_fn = partial(jax.grad(partial(ppo_loss, args, policy, ent_coef=sample.ent_coef), has_aux=True), learner.params)
+    apply, batch = partial(forward, args, network, sample.obs_stats), gather_rows(sample.batch, PLASTICITY_SAMPLE)
+    (dist, _), sown = apply(learner.params, batch.obs, batch.block, mutable="intermediates")
+    grad_fn = partial(jax.grad(partial(ppo_loss, args, apply, ent_coef=sample.ent_coef), has_aux=True), learner.params)
     return plasticity_metrics(args, learner.params, dist, sown["intermediates"], batch, grad_fn)
 
 
@@ -469,8 +461,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
     ent_coef = jnp.float32(args.ent_coef * (remaining if args.anneal_ent else 1.0))
     if state.learning_rate is not None:  # --adaptive-lr-kl has changed it
         learning_rate = state.learning_rate
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
+    size = sample_size(args.batch_size, args.num_rollout_chunks * jax.lax.axis_size("device"))
 
     def one_chunk(carry: tuple, index: jax.Array) -> tuple:
         learner, learning_rate, obs_stats, environments = carry
@@ -497,7 +488,7 @@ def update(args: Args, env: envs.VectorEnv, network: ActorCritic, state: TrainSt
         # Written in place, in the carry: as inputs and outputs of the scan all environments would exist twice.
         environments = jax.tree.map(lambda x, new: x.at[index].set(new), environments, chunk)
         carry = learner, metrics.pop("charts/learning_rate"), obs_stats, environments
-        return carry, (metrics, random_rows(batches[0], sample_size, sample_key), sums)
+        return carry, (metrics, random_rows(batches[0], size, sample_key), sums)
 
     carry = behaviour, learning_rate, behaviour.obs_stats, state.environments
     carry, (metrics, batch, sums) = jax.lax.scan(one_chunk, carry, jnp.arange(args.num_rollout_chunks))
@@ -521,7 +512,8 @@ def init_state(args: Args, env: envs.VectorEnv, network: ActorCritic, key: jax.A
     environments = Environments(state, obs, jnp.zeros(obs.shape[:2]))
     params = network.init(network_key, obs[0, :1], jnp.zeros(1, jnp.int32))
     stats = statistics.initial_stats(env.obs_shape), statistics.initial_stats(())
-    learner = Learner(params, ADAM.init(params), *stats, statistics.initial_stats(()) if args.norm_value else None)
+    stats = *stats, statistics.initial_stats(()) if args.norm_value else None
+    learner = Learner(params, ADAM.init(ravel_pytree(params)[0]), *stats)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     learning_rate = None if args.adaptive_lr_kl is None else jnp.float32(args.learning_rate)
     return TrainState(learner, environments, key, jnp.int32(0), previous, learning_rate)
@@ -558,7 +550,7 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.leader and not args.evaluate:
         print("minibatches have the relabelled transitions, too")
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=SAME)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

@@ -34,7 +34,7 @@ from tqdm import tqdm
 from common import envs, statistics
 from common.actions import Categorical, k3, probability_ratio
 from common.arrays import gather_rows, pack, random_permutation, random_rows, unpack
-from common.metrics import measure_update, plasticity_metrics
+from common.metrics import PLASTICITY_SAMPLE, measure_update, plasticity_metrics, sample_size
 from common.run import arguments, devices, folder
 from common.run.arguments import Fraction, NonNegative, Positive, Steps, UsageError
 from common.run.command import main
@@ -44,10 +44,8 @@ from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 
-KL_SAMPLE = 8192  # transitions on which an update is measured (of a small one a quarter, or PLASTICITY_SAMPLE)
-PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
-SAME = ("network",)  # fixed by --init-from
-ADAM = optax.flatten(optax.scale_by_adam(eps=1e-5))  # on one vector; `optimise` applies the learning rate
+FIXED_BY_INIT_FROM = ("network",)
+ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 OF_SEARCH = (
     *("num_candidates", "buffer_size", "buffer_every", "video_buffer_levels"),
@@ -250,17 +248,17 @@ def rollout(
     levels [N / C, bytes] -> transitions [T, N / C], value of the last observation [N / C], sums [2, 4] over the
     episodes that ended on levels of the buffer and on fresh ones.
     """
-    policy = partial(forward, args, network, params)
+    apply = partial(forward, args, network, params)
     from_buffer = jnp.arange(env.num_envs) < args.from_buffer(env.num_envs)
 
     def step(carry: tuple, step_key: jax.Array) -> tuple:
         env_state, obs = carry
         action_key, env_key = jax.random.split(step_key)
-        dist, value = policy(obs)
+        dist, value = apply(obs)
         action = dist.sample(action_key)
         env_state, out = env.step(env_key, env_state, action)
         final_value = jax.lax.cond(
-            out.truncated.any(), lambda: policy(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
+            out.truncated.any(), lambda: apply(out.final_obs)[1] * out.truncated, lambda: jnp.zeros_like(value)
         )
         transition = Transition(
             pack(obs), action, dist.log_prob(action), value, out.reward, out.terminated, out.truncated, final_value
@@ -270,7 +268,7 @@ def rollout(
 
     started, keys = env.start(jax.vmap(env.suite.unpack)(levels)), jax.random.split(key, args.num_steps)
     (_, obs), (transitions, sums) = jax.lax.scan(step, started, keys)
-    return transitions, policy(obs)[1], jax.lax.psum(sums.sum(0), "device")
+    return transitions, apply(obs)[1], jax.lax.psum(sums.sum(0), "device")
 
 
 def compute_gae(t: Transition, last_value: jax.Array, gamma: float, gae_lambda: float) -> jax.Array:
@@ -300,14 +298,14 @@ def update_proximal(args: Args, proximal: Proximal, params: Any) -> Proximal:
     return Proximal(jax.tree.map(lambda old, new: old + new_weight * (new - old), proximal.params, params), weight)
 
 
-def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict]:
+def ppo_loss(args: Args, apply: Any, params: Any, proximal: Any, batch: Batch) -> tuple[jax.Array, dict]:
     """Decoupled clipped surrogate (Hilton et al. 2022; Beukman et al. 2026, eq. 4), value and entropy terms.
 
     pi_prox / pi_behaviour min(r A, clip(r, 1 - eps, 1 + eps) A) with r = pi / pi_prox, which is PPO's where proximal is
-    None: pi_prox is pi_behaviour then. -> loss, its parts.
+    None: pi_prox is pi_behaviour then. -> loss, metrics.
     """
-    dist, value = policy(params, batch.obs)
-    proximal_dist = None if proximal is None else policy(proximal, batch.obs)[0]
+    dist, value = apply(params, batch.obs)
+    proximal_dist = None if proximal is None else apply(proximal, batch.obs)[0]
     proximal_log_prob = batch.log_prob if proximal is None else proximal_dist.log_prob(batch.action)
     log_ratio = dist.log_prob(batch.action) - proximal_log_prob
     log_weight = proximal_log_prob - batch.log_prob
@@ -323,7 +321,7 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         value_error = jnp.maximum(value_error, (clipped_value - batch.target) ** 2)
     value_loss, entropy = 0.5 * value_error, dist.entropy()
     loss = (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).mean()
-    parts = {
+    metrics = {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
@@ -331,14 +329,14 @@ def ppo_loss(args: Args, policy: Any, params: Any, proximal: Any, batch: Batch) 
         "losses/clipfrac": jnp.abs(jnp.exp(log_ratio) - 1) > args.clip_eps,
     }
     if proximal is None:
-        return loss, statistics.means(parts)
-    parts |= {
+        return loss, statistics.means(metrics)
+    metrics |= {
         "ewma/kl": proximal_dist.kl(dist),
         "ewma/behaviour_kl": k3(log_weight),
         "ewma/boundfrac": log_weight > bound,
     }
     largest = {"ewma/max_ratio": jnp.exp(log_ratio).max(), "ewma/max_behaviour_ratio": jnp.exp(log_weight).max()}
-    return loss, statistics.means(parts) | largest
+    return loss, statistics.means(metrics) | largest
 
 
 def optimise(
@@ -350,20 +348,20 @@ def optimise(
     """
     # Parameters as one vector: Adam and the norm are then a few programs of a GPU rather than a few per layer.
     params, unravel = ravel_pytree(learner.params)
-    policy = lambda params, obs: forward(args, network, unravel(params), obs)  # noqa: E731
-    grad_fn = jax.grad(partial(ppo_loss, args, policy), has_aux=True)
+    apply = lambda params, obs: forward(args, network, unravel(params), obs)  # noqa: E731
+    grad_fn = jax.grad(partial(ppo_loss, args, apply), has_aux=True)
 
     def minibatch_step(carry: tuple, inputs: tuple) -> tuple:
         (params, opt_state, proximal), (rows, advantage) = carry, inputs
         # Rows are gathered when they are used: no shuffled copy of the batch.
         minibatch = jax.tree.map(lambda x: x[rows], batch)._replace(advantage=advantage)
-        grads, parts = grad_fn(params, None if proximal is None else proximal.params, minibatch)
+        grads, metrics = grad_fn(params, None if proximal is None else proximal.params, minibatch)
         grads = jax.lax.pmean(grads, "device")
         grad_norm = jnp.linalg.norm(grads)
         steps, opt_state = ADAM.update(grads * jnp.minimum(1.0, args.max_grad_norm / grad_norm), opt_state)
         params = params - learning_rate * steps
         proximal = None if proximal is None else update_proximal(args, proximal, params)
-        return (params, opt_state, proximal), parts | {"outer/grad_norm": grad_norm}
+        return (params, opt_state, proximal), metrics | {"outer/grad_norm": grad_norm}
 
     def epoch(carry: tuple, key: jax.Array) -> tuple:
         positions = jnp.arange(batch.advantage.size).reshape(args.num_minibatches // args.num_rollout_chunks, -1)
@@ -371,13 +369,13 @@ def optimise(
         advantage = batch.advantage[rows]
         if args.norm_adv:
             advantage = jax.vmap(statistics.standardise)(advantage)  # of all at once: devices meet once per epoch
-        carry, parts = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
-        return carry, jax.lax.pmean(parts, "device")
+        carry, metrics = statistics.scan_mean(minibatch_step, carry, (rows, advantage))
+        return carry, jax.lax.pmean(metrics, "device")
 
     proximal = learner.proximal
     if proximal is not None:
         proximal = proximal._replace(params=ravel_pytree(proximal.params)[0])
-    too_far = None if args.target_kl is None else lambda parts: parts["losses/approx_kl"] > args.target_kl
+    too_far = None if args.target_kl is None else lambda metrics: metrics["losses/approx_kl"] > args.target_kl
     start, keys = (params, learner.opt_state, proximal), jax.random.split(key, args.update_epochs)
     (params, opt_state, proximal), metrics, epochs = statistics.scan_until(too_far, epoch, start, keys)
     metrics["outer/epochs"] = epochs
@@ -388,11 +386,11 @@ def optimise(
 
 def measure_plasticity(args: Args, network: ActorCritic, learner: Learner, batch: Batch) -> dict[str, jax.Array]:
     """What docs/metrics.md explains, on PLASTICITY_SAMPLE transitions of an update. -> scalars."""
-    policy, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
-    dist, _ = policy(learner.params, batch.obs)
+    apply, batch = partial(forward, args, network), gather_rows(batch, PLASTICITY_SAMPLE)
+    dist, _ = apply(learner.params, batch.obs)
     hidden = network.hidden(learner.params, unpack(batch.obs))
     proximal = None if learner.proximal is None else learner.proximal.params
-    gradient = partial(jax.grad(partial(ppo_loss, args, policy), has_aux=True), learner.params, proximal)
+    gradient = partial(jax.grad(partial(ppo_loss, args, apply), has_aux=True), learner.params, proximal)
     return plasticity_metrics(args, learner.params, dist, hidden, batch, gradient)
 
 
@@ -410,8 +408,7 @@ def update(
     key = jax.random.fold_in(key, jax.lax.axis_index("device"))
     remaining = 1 - state.update / float(args.num_updates) if args.anneal_lr else 1.0
     learning_rate = jnp.float32(args.learning_rate * remaining)
-    measured = min(KL_SAMPLE, max(PLASTICITY_SAMPLE, args.batch_size // 4))
-    sample_size = -(-measured // (args.num_rollout_chunks * jax.lax.axis_size("device")))  # rounded up
+    size = sample_size(args.batch_size, args.num_rollout_chunks * jax.lax.axis_size("device"))
     num_known = args.from_buffer(env.num_envs)
     num_fresh = env.num_envs - num_known
     turn = state.update % max(1, fresh.shape[1] // max(1, num_fresh))
@@ -425,7 +422,7 @@ def update(
         batch = Batch(t.obs, t.action, t.log_prob, t.value, advantage, target=advantage + t.value)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         learner, metrics = optimise(args, network, learner, batch, shuffle_key, learning_rate)
-        return learner, (metrics, random_rows(batch, sample_size, sample_key), sums)
+        return learner, (metrics, random_rows(batch, size, sample_key), sums)
 
     learner, (metrics, batch, sums) = jax.lax.scan(one_chunk, behaviour, jnp.arange(args.num_rollout_chunks))
     metrics = jax.tree.map(lambda x: x.mean(0), metrics)
@@ -546,7 +543,7 @@ def init_state(args: Args, env: envs.LevelEnv, network: ActorCritic, key: jax.Ar
     network_key, key = jax.random.split(key)
     params = network.init(network_key)
     proximal = None if args.com is None else Proximal(params, jnp.ones(()))
-    learner = Learner(params, ADAM.init(params), proximal)
+    learner = Learner(params, ADAM.init(ravel_pytree(params)[0]), proximal)
     previous = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     return TrainState(learner, no_levels(args, env), key, jnp.int32(0), previous)
 
@@ -667,7 +664,7 @@ def train(args: Args) -> Path:
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
     fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
     compiled = programs.init, programs.update, keys, partial(fresh_levels, 1)
-    run, state, step = Run.start(args, __file__, player, *compiled, same=SAME, may_lack="proximal")
+    run, state, step = Run.start(args, __file__, player, *compiled, same=FIXED_BY_INIT_FROM, may_lack="proximal")
     fresh = None
     with run:
         for index in run.updates():

@@ -18,8 +18,8 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import ppo
 from benchmarks import arms, long_runs, report
+from common.metrics import sample_size
 from common.run import plots
 
 PARTS = 8
@@ -32,7 +32,7 @@ def in_parts(lines: list[dict[str, Any]], args: Any) -> list[dict[str, float]]:
     keys = {"return": "charts/episodic_return", "length": "charts/episodic_length", "loss": "losses/value_loss"}
     keys |= {"own": "outer/own_gain", "fresh": "outer/fresh_gain", "kl": "outer/kl"}
     table = {name: column(key) for name, key in keys.items()}
-    sample = min(ppo.KL_SAMPLE, max(ppo.PLASTICITY_SAMPLE, args["num_envs"] * args["num_steps"] // 4))
+    sample = sample_size(args["num_envs"] * args["num_steps"])
     found = []
     for part in np.array_split(np.arange(len(lines)), PARTS):
         of = {name: float(np.nanmean(values[part])) for name, values in table.items()}

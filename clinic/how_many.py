@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from clinic import records
+from common import metrics
 from common.envs import on_host
 from common.run import arguments, checkpoints, devices, memory
 from common.run.arguments import UsageError
@@ -64,8 +65,8 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
     args = replace(args, num_seeds=1, num_devices=1, learning_rate=rate, ent_coef=bonus)
     settings = [resized(args, value) for value in values or [factor * args.num_envs for factor in FACTORS]]
     points: list[Point] = []
-    before = script.KL_SAMPLE, script.PLASTICITY_SAMPLE
-    script.KL_SAMPLE = script.PLASTICITY_SAMPLE = SAMPLE  # on so many transitions the script measures its updates
+    before = metrics.KL_SAMPLE, metrics.PLASTICITY_SAMPLE
+    metrics.KL_SAMPLE = metrics.PLASTICITY_SAMPLE = SAMPLE  # on so many transitions the script measures its updates
     try:
         # The script's own update, for its measurements; what it learns is thrown away.
         judge = Program(script, resized(replace(args, update_epochs=1), SAMPLE // args.num_steps))
@@ -79,7 +80,7 @@ def measure(run: str, values: Sequence[int], say: Say) -> list[Point]:
             points.append(p := single_updates(program, judge, learner, environments, count))
             say(f"{p.num_envs:,} environments: own gain {p.own:.2g}, fresh {p.fresh:.2g} ± {p.width:.2g}")
     finally:
-        script.KL_SAMPLE, script.PLASTICITY_SAMPLE = before
+        metrics.KL_SAMPLE, metrics.PLASTICITY_SAMPLE = before
     if not points:
         raise UsageError(f"--how-many {run}: no number of environments fits; --values names smaller ones")
     return points
@@ -129,9 +130,9 @@ class Program:
         state = jax.tree.map(jnp.array, self._state(learner, spread, jax.random.key(key), np.int32(0), previous))
         state = jax.device_put(state, self._step.input_shardings[0][0])
         began = time.perf_counter()
-        state, metrics, _ = self._step(state)
-        metrics = jax.device_get(metrics)
-        return state.learner, metrics, time.perf_counter() - began
+        state, found, _ = self._step(state)
+        found = jax.device_get(found)
+        return state.learner, found, time.perf_counter() - began
 
 
 def single_updates(program: Program, judge: Program, learner: Any, environments: Any, count: int) -> Point:

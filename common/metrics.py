@@ -16,6 +16,8 @@ import numpy as np
 from common.actions import Categorical, Gaussian
 from common.statistics import RunningStats, standardise
 
+KL_SAMPLE = 8192  # the most transitions on which an update is measured
+PLASTICITY_SAMPLE = 2048  # transitions on which --plasticity-every measures
 GRADIENT_PARTS = 8  # the noise is estimated from the gradients of this many parts of a sample
 
 
@@ -25,6 +27,11 @@ class Sample(NamedTuple):
     batch: Any  # [C, n, ...], of this device
     obs_stats: RunningStats
     ent_coef: jax.Array | None = None  # in a script that anneals it
+
+
+def sample_size(batch_size: int, parts: int = 1, at_least: int = 0) -> int:
+    """How many transitions of an update's batch_size it is measured on, a quarter within bounds: each part's share."""
+    return -(-min(KL_SAMPLE, max(PLASTICITY_SAMPLE, at_least, batch_size // 4)) // parts)  # rounded up
 
 
 def measure_update(

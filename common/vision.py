@@ -1,15 +1,27 @@
-"""Convolutions for pixels, to be called inside the `__call__` of a flax module, which then has their parameters."""
+"""Convolutions for images, to be called inside the `__call__` of a flax module, which then has their parameters."""
 
 from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from common.arrays import CONVOLUTIONS
+from common.arrays import CONVOLUTIONS, PRODUCTS
 
 Layer = Callable[[jax.Array], jax.Array]
+
+
+def cnn(x: jax.Array, activation: Layer, compute_dtype: str, sow: Callable) -> jax.Array:
+    """The 3x3 convolution with 16 channels of Young and Tian 2019, for MinAtar. As `nature`, for at least 3 x 3."""
+    # As nine shifted views and one product: in the inner loop 6 x faster than nn.Conv on a CPU.
+    height, width = x.shape[1] - 2, x.shape[2] - 2
+    views = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    init, product = nn.initializers.orthogonal(np.sqrt(2)), PRODUCTS[compute_dtype]
+    x = activation(nn.Dense(16, kernel_init=init, dot_general=product, name="conv")(jnp.concatenate(views, axis=-1)))
+    sow(x)
+    return x
 
 
 def nature(x: jax.Array, activation: Layer, compute_dtype: str, sow: Callable) -> jax.Array:
@@ -36,4 +48,4 @@ def impala(x: jax.Array, activation: Layer, compute_dtype: str, sow: Callable) -
     return activation(x)
 
 
-VISION = {"nature": nature, "impala": impala}  # by --network
+VISION = {"cnn": cnn, "nature": nature, "impala": impala}  # by --network

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import ppo
 import pqn
-from common import envs, statistics
+from common import envs, metrics, statistics
 from common.arrays import gather_rows, pack
 from common.run import checkpoints, plots
 
@@ -64,7 +64,7 @@ def trained(request):
     training.states, training.samples, training.rows = [training.init(training.keys)], [], []
     gather = on_devices(partial(gather_rows, size=64), 8, P(None, "device"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "KL_SAMPLE", 64)
+        patch.setattr(metrics, "KL_SAMPLE", 64)
         for _ in range(3):
             state, _, sample = training.step(training.states[-1])
             training.states.append(state)
