@@ -22,15 +22,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from benchmarks.report import git
 from common.run import arguments, plots
 from common.run.arguments import UsageError
 from common.run.command import main as run_main
-from common.run.folder import write_atomically
+from common.run.folder import git, write_atomically
 from common.run.tracking import say
 from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Cells, Data, each
 
+CODE, RULES = Path(__file__).resolve().parent, "experiments/PREREGISTERED.md"
 ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
 # Those of paper A first, then by number; BN last.
 FIGURES = {n: ALL[n] for n in sorted(ALL, key=lambda n: (n[0] == "B", int(re.sub(r"\D", "", n) or 99), n))}
@@ -158,7 +158,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "claim": figure.claim,
         "effects": [effect._asdict() | {"outcome": effect.outcome} for effect in found],
         "verdict": outcome,
-        "commit of experiments/PREREGISTERED.md": git("log", "-1", "--format=%H", "--", "experiments/PREREGISTERED.md"),
+        "commit of experiments/PREREGISTERED.md": git(CODE, "log", "-1", "--format=%H", "--", RULES),
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
         "runs": {cell.name: describe(data, cell, folder) for cell in runs},

@@ -13,7 +13,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,15 +226,15 @@ def differences(
     return found
 
 
-def over_games(pairs: Iterable[tuple[np.ndarray, np.ndarray]], level: float = 0.95) -> tuple[float, float, float]:
-    """The mean over games of mean(a) - mean(b), scores of each game's seeds, and its interval with the degrees of
+def over_games(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float, float]:
+    """The mean over games of mean(a) - mean(b), scores of each game's seeds, and its 95 % interval with the degrees of
     freedom of Welch and Satterthwaite."""
     from scipy import stats
 
     pairs = list(pairs)
     spread = np.array([[x.var(ddof=1) / len(x), len(x) - 1] for pair in pairs for x in pair])
     freedom = spread[:, 0].sum() ** 2 / (spread[:, 0] ** 2 / spread[:, 1]).sum()
-    half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(spread[:, 0].sum()) / len(pairs)
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(spread[:, 0].sum()) / len(pairs)
     middle = np.mean([a.mean() - b.mean() for a, b in pairs])
     return float(middle), float(middle - half), float(middle + half)
 
@@ -287,14 +287,6 @@ def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
     return found
 
 
-def on_one_grid(curves: Iterable[Sequence[Sequence[float | None]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Curves of steps ... and return, each as long -> steps [T], returns [T, runs]."""
-    each = [np.array(curve, np.float64) for curve in curves]
-    steps = np.linspace(0, each[0][-1, 0], learning.POINTS + 1)[1:]
-    values = [np.interp(steps, *curve[~np.isnan(curve[:, -1])][:, [0, -1]].T, left=np.nan) for curve in each]
-    return steps, np.array(values).T
-
-
 def draw(found: dict[str, Any], path: Path) -> None:
     """Each game's returns in training, and all differences of scores."""
     curves, (scores, level) = returns(found, "curve"), looked_at(returns(found))
@@ -303,7 +295,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis, game in zip(axes[0], GAMES, strict=False):
         for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
             if len(curves[arm][game]) >= effects.FEWEST:
-                steps, values = on_one_grid(curves[arm][game].values())
+                steps, values = learning.on_one_grid(curves[arm][game].values())
                 middle, width = plots.mean_and_ci(values)
                 axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {values.shape[1]}")
                 axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)

@@ -24,7 +24,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -429,6 +429,14 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
     return first + same * bool(rest) + "# $SAME is above\n".join(rest)
 
 
+def on_one_grid(curves: Iterable[Sequence[Sequence[float | None]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Curves of steps ... and return, each as long -> steps [T], returns [T, runs]."""
+    each = [np.array(curve, np.float64) for curve in curves]
+    steps = np.linspace(0, each[0][-1, 0], POINTS + 1)[1:]
+    values = [np.interp(steps, *curve[~np.isnan(curve[:, -1])][:, [0, -1]].T, left=np.nan) for curve in each]
+    return steps, np.array(values).T
+
+
 def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     """Return in training of the runs that were alone on the machine, against seconds; against steps with all seeds that
     their flags have."""
@@ -448,13 +456,10 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         colours.setdefault(label, plots.COLOURS[len(colours)])
         colour = colours[label]
         left, right = axes[tasks.index(row.task)]
-        curves = [np.array(run["curve"], np.float64) for run in alike]
-        steps = np.linspace(0, curves[0][-1, 0], POINTS + 1)[1:]
-        # [seeds, points]; where no episode has ended yet there is no return
-        returns = np.array([np.interp(steps, *c[~np.isnan(c[:, 2])][:, [0, 2]].T, left=np.nan) for c in curves])
-        middle, width = plots.mean_and_ci(returns.T)
-        left.plot(steps / 1e6, middle, color=colour, label=f"{label}; seeds: {len(curves)}")
-        if len(curves) >= plots.FEW:
+        steps, returns = on_one_grid(run["curve"] for run in alike)
+        middle, width = plots.mean_and_ci(returns)
+        left.plot(steps / 1e6, middle, color=colour, label=f"{label}; seeds: {len(alike)}")
+        if len(alike) >= plots.FEW:
             left.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         cpus = ", ".join(sorted({run["machine"]["cpu"] for run in alone})).replace("(R)", "").replace(" Processor", "")
         for run in alone:

@@ -213,13 +213,12 @@ def third_game() -> None:
     lines = [(named(arm), "of the other games" if arm != "long" else "the defaults'", of) for arm, of in third.items()]
     afterwards = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
     lines += [(named("many"), "the defaults' (afterwards)", afterwards)] if afterwards else []
-    size = lambda number: "{:,} × {}".format(*searched.NUMBERS[number][:2])  # noqa: E731
     for number, of in own.items():
         (best,) = searched.best(runs, number)
         x = searched.flag_sets(number)[best]
         flags = f"searched there: rate {x['learning_rate']:.3g}, minibatch {x['minibatch_size']:,}, epochs "
         flags += f"{x['update_epochs']}, λ {x['gae_lambda']:.2f}, ε {x['clip_eps']:.2f}, entropy {x['ent_coef']:.3g}"
-        lines.append((size(number), flags, of))
+        lines.append((named(number), flags, of))
     rows = []
     for name, flags, of in lines:
         timed = [run for run in of if of is not third["small"] or run["seed"] >= study.EARLIER]  # on one machine
@@ -230,21 +229,21 @@ def third_game() -> None:
         row = [name, flags, f"{mean:.1f} ± {half:.1f} ({len(of)})", minutes]
         rows.append([*row, "–" if np.isinf(until) else f"{until / 60:.1f}"])
     table(["N × K", "flags", "Asterix", "minutes", "minutes until 10 in training"], rows)
-    many_less_small = f"{size('many')} minus {size('small')}"
+    many_less_small = f"{named('many')} minus {named('small')}"
     verdict = borrowed_verdict(found, third)
     text = f"Scores, {many_less_small}, 95 %: with the other games' flags {signed(*borrowed[PAIR][0], 2)}, "
     text += f"**{verdict}**; with flags searched there {signed(*claim.less[1:4], 2)}, **{claim.verdict}**; the second "
     text += f"less the first {signed(*claim.gone, 2)}: **{claim.answer}**. "
     gates = searched.passes_gate([own["many"], own["small"]]), searched.passes_gate([own["many"]])
     if gates == (True, False):
-        text += f"Twelve sets of flags had none with which {size('many')} reach pgx's PPO. "
+        text += f"Twelve sets of flags had none with which {named('many')} reach pgx's PPO. "
     others = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][0], 2)}" for a, b in study.PAIRS[1:]]
     same = effects.difference("", *(searched.scores(of) for of in (afterwards, third["long"])))
     others.append(f"with the defaults' flags, {named('many')} minus {named('long')} {signed(*same[1:4], 2)}")
     if "middle" in own:
         scores = {number: searched.scores(of) for number, of in own.items()}
         less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
-        others += [f"searched there, {size('middle')} minus {size(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
+        others += [f"searched there, {named('middle')} minus {named(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
     three = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][1], 2)}" for a, b in study.PAIRS]
     text += f"Without a verdict: {'; '.join(others)}; over the three games, with the other games' flags (thought of "
     text += f"when two were known), {'; '.join(three)}. Rank correlation of the "

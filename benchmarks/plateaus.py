@@ -136,7 +136,7 @@ def branch(runs: dict[str, Any], arm: str, key: str = "return") -> effects.Effec
 
 def mean_curve(runs: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Million steps [T] and the mean over runs of the return in training [T]."""
-    steps, values = arms.on_one_grid(run["curve"] for run in runs)
+    steps, values = learning.on_one_grid(run["curve"] for run in runs)
     return steps / 1e6, values.mean(axis=1)
 
 

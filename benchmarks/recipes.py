@@ -16,14 +16,13 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import arms, report
+from benchmarks import arms, learning, report
 from common.run import plots
 from common.run.tracking import say
 from experiments import effects, grid
 from experiments.references import reference_score
 
 SEEDS = {"Asterix-MinAtar": 4, "SpaceInvaders-MinAtar": 4}
-GATE = {"Asterix-MinAtar": 19.8, "SpaceInvaders-MinAtar": 130}  # pgx's PPO less 10 %
 MINIBATCHES = {"minibatch_size": 8 * 1024}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {  # the page's words, and what differs from the flags of 64
     "small": ("64", {}),
@@ -74,7 +73,7 @@ def by_arm(runs: dict[str, Any], of_arms: dict[str, Any]) -> dict[tuple[str, str
 def fails_gate(of: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
     """The games on which no arm ends high enough for the experiment to say anything."""
     ends = {key: np.mean([run["return"] for run in runs]) for key, runs in of.items()}
-    return [game for game, least in GATE.items() if max(ends[arm, game] for arm in RECIPES) <= least]
+    return [game for game in SEEDS if max(ends[arm, game] for arm in RECIPES) <= arms.GATE[game]]
 
 
 def less(of: dict[tuple[str, str], list[dict[str, Any]]], a: str, b: str) -> dict[str, effects.Effect]:
@@ -99,7 +98,7 @@ def draw(of: dict[tuple[str, str], list[dict[str, Any]]], path: Path) -> None:
     figure, axes = report.new_figure(1, len(SEEDS), "8 × the environments with the flags of 64")
     for axis, game in zip(axes[0], SEEDS, strict=True):
         for colour, (arm, (what, _)) in zip(plots.COLOURS, RECIPES.items(), strict=False):
-            steps, values = arms.on_one_grid(run["curve"] for run in of[arm, game])
+            steps, values = learning.on_one_grid(run["curve"] for run in of[arm, game])
             middle, width = plots.mean_and_ci(values)
             axis.plot(steps / 1e6, middle, color=colour, label=what)
             axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import measure
 from common.run import devices
-from common.run.folder import write_atomically
+from common.run.folder import git, write_atomically
 
 TIMEOUT = 1800  # seconds, after which a measurement is abandoned
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppo-scaling"
@@ -82,21 +82,13 @@ def describe(result: dict[str, Any]) -> str:
     )
 
 
-def git(*command: str) -> str:
-    """Returns git's output, which is empty without git or a repository."""
-    try:
-        done = subprocess.run(["git", "-C", str(measure.ROOT), *command], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
 def record(**found: Any) -> dict[str, Any]:
     """Results with what made them: command, time, commit and machine."""
+    changes = " with changes" * bool(git(measure.ROOT, "status", "--porcelain", "--", "*.py"))
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD") + " with changes" * bool(git("status", "--porcelain", "--", "*.py")),
+        "commit": (git(measure.ROOT, "rev-parse", "HEAD") or "") + changes,
         "hardware": devices.machine(),
     } | found
 

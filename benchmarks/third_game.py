@@ -25,10 +25,10 @@ from common.run.tracking import say
 from experiments import effects, grid
 from experiments.references import reference_score
 
-NUMBERS = {  # N, K, sizes of minibatches: from a sixteenth of an update (many: 1/64, the default) to half of it
-    "small": (64, 32, (128, 256, 512, 1024)),
-    "many": (4096, 32, (2048, 8192, 16384, 65536)),
-    "middle": (512, 32, (1024, 2048, 4096, 8192)),
+NUMBERS = {  # sizes of minibatches: from a sixteenth of an update (many: 1/64, the default) to half of it
+    "small": (128, 256, 512, 1024),
+    "many": (2048, 8192, 16384, 65536),
+    "middle": (1024, 2048, 4096, 8192),
 }
 DRAWN = 9  # sets of flags
 SETS = 3 + DRAWN
@@ -39,7 +39,7 @@ ARGS = arms.Args(out=Path("results/third_game.json"), runs_dir=Path("runs/third_
 def flag_sets(number: str) -> list[dict[str, Any]]:
     """The defaults, the flags that arms.py found for 64 x 32 on other games with minibatches of a half and an eighth of
     an update, and a Latin square of its ranges, annealed; the same for each number but for minibatches."""
-    num_envs, num_steps, sizes = NUMBERS[number]
+    (num_envs, num_steps, _), sizes = arms.ARMS[number], NUMBERS[number]
     args, known = ppo.Args(num_envs=num_envs, num_steps=num_steps), arms.Results(arms.Args()).best("small")
     defaults = {name: getattr(args, name) for name in known}
     given = [defaults, *(known | {"minibatch_size": num_envs * num_steps // part} for part in (2, 8))]
@@ -64,9 +64,7 @@ def at(share: float, text: str) -> float | int:
 
 def make(number: str, index: int, seed: int) -> grid.Cell:
     """A run with one of the sets."""
-    num_envs, num_steps, _ = NUMBERS[number]
-    flags = {"env_id": arms.THIRD, "seed": seed, "num_envs": num_envs, "num_steps": num_steps, "num_devices": 1}
-    flags |= {"total_timesteps": ARGS.total_timesteps, "sticky_actions": 0.1, "plasticity_every": 0}
+    flags = {"env_id": arms.THIRD, "seed": seed, **arms.common_flags(number, ARGS), "num_devices": 1}
     flags |= flag_sets(number)[index]
     varied = {"arm": number, "set": index, "seed": seed}
     return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)

@@ -68,6 +68,15 @@ def leaves_close(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+def gains(earlier, before, after, action, advantage):
+    """What an update did, from its policy's probabilities [n, actions] before the update before it, before it and after
+    it: KL, own and fresh gains [n]."""
+    advantage, taken = np.asarray(advantage, np.float64), lambda p: p[np.arange(len(action)), action]
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    own, lost = ((taken(p) / taken(before) - 1) * advantage for p in (after, earlier))
+    return (before * np.log(before / after)).sum(-1).mean(), own, -lost
+
+
 def differ(a, b):
     return any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 

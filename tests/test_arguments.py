@@ -166,11 +166,6 @@ def test_environments_are_listed(capsys):
     )  # fmt: skip
 
 
-def test_runs_of_older_versions_may_say_whether_environments_were_listed():
-    assert parse(ppo.Args, "", []).list_envs is None and parse(ppo.Args, "", ["--list-envs"]).list_envs == ()
-    assert typed(ppo.Args, {"list_envs": False, "seed": 3}, "") == {"seed": 3}
-
-
 @pytest.mark.parametrize("flags, said", [
     ("--num-minibatches 7", ["--num-minibatches 7", "4 or 8", "65536"]),
     ("--minibatch-size 3000", ["--minibatch-size 3000", "2048 or 4096"]),

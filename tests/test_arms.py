@@ -152,7 +152,7 @@ def test_effects_on_the_third_game_and_over_all():
 
 def test_each_number_of_environments_has_the_same_sets_of_flags_but_for_minibatches():
     sets = {number: third_game.flag_sets(number) for number in third_game.NUMBERS}
-    sizes = {number: sorted(of) for number, (*_, of) in third_game.NUMBERS.items()}
+    sizes = {number: sorted(of) for number, of in third_game.NUMBERS.items()}
     for alike in zip(*sets.values(), strict=True):
         assert len({tuple(sorted((k, v) for k, v in flags.items() if k != "minibatch_size")) for flags in alike}) == 1
     for alike in [*zip(*sets.values(), strict=True)][3:]:
@@ -244,14 +244,8 @@ def test_recipes_differ_from_the_flags_of_64_environments_in_what_is_said_of_the
     of = {dict(cell.flags)["env_id"][0] + cell.name.split("_")[1]: dict(cell.flags) for cell in cells}
     assert "Sarm-small" not in of
     small = of["Aarm-small"] | {"seed": None}
-    changed = {
-        "recipe": {"num_envs": 512},
-        "larger": {"num_envs": 512, "minibatch_size": 8192},
-        "root": {"num_envs": 512, "minibatch_size": 8192, "learning_rate": 0.006},
-        "epoch": {"num_envs": 512, "update_epochs": 1},
-    }
     assert of["Aarm-root"]["learning_rate"] == pytest.approx(8**0.5 * small["learning_rate"], rel=1e-2)
-    for arm, flags in changed.items():
+    for arm, (_, flags) in recipes.RECIPES.items():
         assert of[f"Aarm-{arm}"] | {"seed": None} == small | flags
     assert {cell.num_updates * dict(cell.flags)["num_envs"] * 32 for cell in cells} == {10_485_760}
 
@@ -279,13 +273,13 @@ def test_a_recipe_ends_higher_where_it_does_on_both_games(monkeypatch, capsys, t
     of = recipes.by_arm(runs, known | runs)
     found = recipes.less(of, "recipe", "larger").values()
     assert [x.estimate for x in found] == pytest.approx([asterix, invaders]) and recipes.LEVEL == 0.9875
-    monkeypatch.setattr(recipes, "GATE", dict.fromkeys(recipes.SEEDS, 3.0))
+    monkeypatch.setattr(arms, "GATE", dict.fromkeys(recipes.SEEDS, 3.0))
     assert recipes.judged(of, "recipe", "larger") == verdict
     if verdict == "holds":
         recipes.draw(of, tmp_path / "a.png")
-        recipes.GATE["Asterix-MinAtar"] = 10.0
+        arms.GATE["Asterix-MinAtar"] = 10.0
         assert recipes.judged(of, "recipe", "larger") == "none: the gate fails on Asterix-MinAtar"
-        recipes.GATE["Asterix-MinAtar"] = 3.0
+        arms.GATE["Asterix-MinAtar"] = 3.0
     found = {"recipes": {"runs": runs, "hardware": {"cpu": "X"}, "date": "2026-01-02T03"}, "arms": {"runs": known}}
     monkeypatch.setattr(pages_of_figures, "read", found.get)
     pages_of_figures.recipes()

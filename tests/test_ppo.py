@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, leaves_close, on_devices, refusal
+from conftest import Aim, Bandit, Counter, Noise, Stub, Training, TwoStates, gains, leaves_close, on_devices, refusal
 from jax.sharding import PartitionSpec as P
 
 import ppo
@@ -266,12 +266,10 @@ def test_measures_by_hand_on_eight_devices():
     batch = jax.tree.map(lambda x: x[None], ppo.Batch(obs, action[:, None], nothing, nothing, advantage, nothing))
     run = lambda batch: measures.measure_update(policy, previous, old, new, batch, 24)  # noqa: E731
     metrics = on_devices(run, 8, P(None, "device"))(batch)
-    lost, before, after = (scipy.special.softmax(obs.astype(float) @ params, -1) for params in (previous, old, new))
-    exact_kl = (before * np.log(before / after)).sum(-1).mean()
-    scaled, taken = (advantage - advantage.mean()) / advantage.std(), lambda p: p[np.arange(24), action]
-    own, lost = ((taken(p) / taken(before) - 1) * scaled for p in (after, lost))
-    expected = dict(kl=exact_kl, ddr=24 / exact_kl, own_gain=own.mean(), fresh_gain=-lost.mean())
-    expected |= dict(fresh_gain_se=lost.std() / np.sqrt(24), update_norm=np.linalg.norm(new - old))
+    probs = (scipy.special.softmax(obs.astype(float) @ params, -1) for params in (previous, old, new))
+    exact_kl, own, fresh = gains(*probs, action, advantage)
+    expected = dict(kl=exact_kl, ddr=24 / exact_kl, own_gain=own.mean(), fresh_gain=fresh.mean())
+    expected |= dict(fresh_gain_se=fresh.std() / np.sqrt(24), update_norm=np.linalg.norm(new - old))
     for name, value in expected.items():
         assert abs(value) > 0.01
         np.testing.assert_allclose(metrics[f"outer/{name}"], value, rtol=1e-3, err_msg=name)

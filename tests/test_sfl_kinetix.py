@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from coins import Coins, ToyNetwork, coins, install
-from conftest import differ, leaves_close, metrics_of, on_devices, refusal, same
+from conftest import differ, gains, leaves_close, metrics_of, on_devices, refusal, same
 from jax.sharding import PartitionSpec as P
 
 import ppo
@@ -260,14 +260,12 @@ def test_an_update_learns_what_it_says_at_the_rate_that_it_says():
         return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
 
     earlier, before, after = map(policy, (*params[2:], state.learner.params))
-    taken = lambda p: p[np.arange(len(action)), action]  # noqa: E731
-    advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std()
-    own, lost = (((taken(p) / taken(before) - 1) * advantage).mean() for p in (after, earlier))
-    kl = (before * np.log(before / after)).sum(-1).mean()
-    assert min(kl, abs(own), abs(lost)) > 1e-6
+    kl, own, fresh = gains(earlier, before, after, action, batch.advantage)
+    own, fresh = own.mean(), fresh.mean()
+    assert min(kl, abs(own), abs(fresh)) > 1e-6
     np.testing.assert_allclose(rows[3]["outer/kl"], kl, rtol=1e-2)
     np.testing.assert_allclose(rows[3]["outer/ddr"], 256 / kl, rtol=1e-2)
-    np.testing.assert_allclose([rows[3]["outer/own_gain"], rows[3]["outer/fresh_gain"]], [own, -lost], rtol=1e-2)
+    np.testing.assert_allclose([rows[3]["outer/own_gain"], rows[3]["outer/fresh_gain"]], [own, fresh], rtol=1e-2)
 
 
 def test_solve_rates_are_told_apart_by_where_a_level_is_from():

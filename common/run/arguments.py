@@ -344,10 +344,8 @@ def read_record(folder: Path, by: str) -> dict[str, Any]:
 
 def typed(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
     """Check arguments read from JSON, and turn lists back into tuples. `where` begins the error message."""
-    # --list-envs says nothing about a run, and in older ones it is a bool.
-    about_run = {name: value for name, value in values.items() if name != "list_envs"}
     try:
-        return _checked(_checker(kind).validate_json, json.dumps(about_run))
+        return _checked(_checker(kind).validate_json, json.dumps(values))
     except UsageError as error:
         raise UsageError(f"{where}: args.json is damaged ({error})") from None
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +80,29 @@ def find_checkpoint(source: str, by: str = "--init-from") -> tuple[Path, dict[st
 
 def newest_intact(run: Path, updates: Sequence[int], where: str) -> int:
     """The newest of these checkpoints that can be read to its end. `where` begins the error if there is none."""
-    for update in reversed(updates):
+
+    def read(path: Path) -> None:
+        for file in _files(path):
+            with np.load(file) as parts:
+                for name in parts.files:
+                    parts[name]  # this compares the checksum
+
+    return _newest(run, updates, where, read)[1]
+
+
+def _newest(run: Path, updates: Sequence[int], where: str, read: Callable[[Path], Any]) -> tuple[Any, int]:
+    """What `read` makes of the newest of these checkpoints that is not damaged, and its update."""
+    for update in sorted(updates, reverse=True):
         path = run / "checkpoints" / str(update)
         try:
-            for file in _files(path):
-                with np.load(file) as parts:
-                    for name in parts.files:
-                        parts[name]  # this compares the checksum
-            return update
-        except Exception as error:
-            _leave_out(path, error)
-    raise _none_intact(where, updates)
-
-
-def _leave_out(path: Path, error: Exception) -> None:
-    say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
-
-
-def _none_intact(where: str, updates: Sequence[int]) -> UsageError:
-    return UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
+            return read(path), update
+        except UsageError:
+            raise
+        except Exception as error:  # whatever a damaged file makes NumPy, zipfile or json raise
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise UsageError(f"{where}: not enough memory to read checkpoint {path}") from None
+            say(f"warning: checkpoint {path} is damaged and left out: {first_line(error)}")
+    raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
 
 
 def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> tuple[Any, str]:
@@ -154,29 +158,17 @@ def restore_newest(
     """Restore the newest of these checkpoints that is not damaged. like: arrays or ShapeDtypeStructs, or a function of
     the checkpoint's contents that gives them; those without a sharding become NumPy's arrays; with `partial` the
     checkpoint may hold more. `where` begins an error, `hint` ends that of one which does not fit. -> state, update."""
-    state, update = devices.together(lambda: _newest_intact(run, updates, like, where, partial, hint or SAME))
+
+    def read(path: Path) -> Any:
+        index = _index(path)
+        wanted = like(index) if callable(like) else like
+        _compare(index, wanted, partial, where, hint or SAME)
+        return _read(path, index, wanted)
+
+    state, update = devices.together(lambda: _newest(run, updates, where, read))
     if len(set(found := devices.share(str(update)))) > 1:  # one may have failed to read what others could
         raise UsageError(f"{where}: the processes have read checkpoints {', '.join(found)}, must be one; try again")
     return state, update
-
-
-def _newest_intact(
-    run: Path, updates: Sequence[int], like: Any, where: str, partial: bool, hint: str
-) -> tuple[Any, int]:
-    for update in sorted(updates, reverse=True):
-        path = run / "checkpoints" / str(update)
-        try:
-            index = _index(path)
-            wanted = like(index) if callable(like) else like
-            _compare(index, wanted, partial, where, hint)
-            return _read(path, index, wanted), update
-        except UsageError:
-            raise
-        except Exception as error:  # whatever a damaged file makes NumPy, zipfile or json raise
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-                raise UsageError(f"{where}: not enough memory to read checkpoint {path}") from None
-            _leave_out(path, error)
-    raise _none_intact(where, updates)
 
 
 def _compare(there: dict[str, list], like: Any, partial: bool, where: str, hint: str) -> None:

@@ -224,7 +224,8 @@ def versions() -> dict[str, str]:
 
 def make_record(args: Any, script: str) -> dict[str, Any]:
     """The contents of args.json."""
-    commit = _git(script, "rev-parse", "HEAD")
+    code = Path(script).absolute().parent
+    commit = git(code, "rev-parse", "HEAD")
     return {
         "args": dataclasses.asdict(args),
         "script": Path(script).stem,
@@ -233,7 +234,7 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
         "machine": devices.machine(),
         "git_commit": commit,
-        "git_dirty": bool(_git(script, "status", "--porcelain", *CODE)) if commit else None,
+        "git_dirty": bool(git(code, "status", "--porcelain", *CODE)) if commit else None,
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "wandb_id": uuid.uuid4().hex[:8],
         "steps_before": _steps_before(args),
@@ -249,11 +250,11 @@ def _steps_before(args: Any) -> int:
     return record.get("steps_before", 0) + updates[-1] * theirs["num_envs"] * theirs["num_steps"]
 
 
-def _git(script: str, *command: str) -> str | None:
+def git(folder: Path, *command: str) -> str | None:
+    """What git says there. None without git or a repository."""
     try:
-        folder = str(Path(script).absolute().parent)
-        done = subprocess.run(["git", "-C", folder, *command], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
+        words = ["git", "-C", str(folder), *command]
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
