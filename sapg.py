@@ -77,7 +77,7 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
     minibatch_size: Positive[int] | None = None
     """Transitions per minibatch (default 2048, but at most an eighth of the update's); it sets --num-minibatches."""
     num_minibatches: Positive[int] | None = None
-    """M: minibatches per epoch; --minibatch-size follows from it."""
+    """M: minibatches per epoch of the environments' own transitions, without the leader's others."""
     learning_rate: Positive[float] = 4e-3
     """Adam's learning rate."""
     anneal_lr: bool = True

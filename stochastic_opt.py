@@ -207,19 +207,21 @@ def predict_plateau(args: Args) -> dict[str, float]:
 
 
 def report(args: Args, path: Path) -> None:
-    """Prints the predicted plateau beside the mean over the last tenth of the run."""
+    """Prints the predicted plateau beside the mean over the last tenth of the run, of what is after the switch."""
     if not has_theory(args):
         print("theory: none for this optimiser, schedule or learning rate (plain gradient descent diverges from 1 on)")
         return
     lines = plots.read_lines(path)
+    lines = [line for line in lines[-max(1, len(lines) // 10) :] if line["update"] > (args.switch_step or 0)]
     for key, predicted in predict_plateau(args).items():
         _, values = plots.series(lines, key)
-        mean, width = plots.mean_and_ci(values[-max(1, len(values) // 10) :].mean(0))
+        mean, width = plots.mean_and_ci(values.mean(0))
         interval = "" if np.isnan(width) else f" ± {width:.2g}"
         print(f"{plots.AXIS_LABELS[key]}: plateau of the theory {predicted:.4g}, simulated {mean:.4g}{interval}")
-    expected, plateau = lines[-1]["theory/negative_distance"], predict_plateau(args)["charts/negative_distance"]
+    expected = plots.series(lines, "theory/negative_distance")[1].mean()
+    plateau = predict_plateau(args)["charts/negative_distance"]
     if abs(expected - plateau) > 0.05 * abs(plateau) + 1e-6:
-        print(f"not there yet: after {lines[-1]['update']} steps the theory expects {expected:.4g}")
+        print(f"not there yet: for these last steps the theory expects {expected:.4g}")
 
 
 def train(args: Args) -> Path:

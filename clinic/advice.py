@@ -147,10 +147,14 @@ def what_to_try(
 
 
 def at_a_glance(run: Path, script: str, args: Any) -> str | None:
-    """One line about a run in progress that looks sick; None if it does not, or is of a script that is not compared."""
+    """One line about a run in progress that looks sick, or has flags that are far from usual; None if it climbs, or is
+    of a script that is not compared."""
     if script not in records.BRANCHED:
         return None
-    first = advise(diagnosis.diagnose_all(diagnosis.of_run(run)), script, args)[0]
+    found = diagnosis.diagnose_all(diagnosis.of_run(run))
+    if found.label == "climbing":
+        return None
+    first = advise(found, script, args)[0]
     command = shlex.join(["python", "doctor.py", str(run)])
     return f"the doctor: {first.why} ({command})" if first.kind in ("flags", "unlike", "log") else None
 

@@ -66,6 +66,8 @@ def make(
     for name, (value, off, argument) in theirs.items():
         if on_host(env_id) and value != off:
             advice = f"most of these have an argument for it, such as --env-kwargs '{json.dumps({argument: value})}'"
+            if argument == "stack_num" and env_id.startswith("gymnasium/"):
+                advice = "register an environment with gymnasium.wrappers.FrameStackObservation"
             raise UsageError(f"{flag(name)} {value}: {env_id} runs on the host; {advice}")
     suite = make_suite(env_id, num_levels, env_kwargs)
     if on_host(env_id):

@@ -159,9 +159,11 @@ def record(suite: Any, levels: Sequence[int], act: Act, key: jax.Array, memory: 
     env = copies(suite, len(levels), auto_reset=False)
     game, go = jax.jit(partial(start, env, levels))(key, memory), jax.jit(partial(step, env, act))
     states: list[list[Any]] = [[] for _ in levels]
-    while not game.first.done.all() and game.time < MAX_FRAMES:
+    shown = np.arange(len(levels))  # those whose episode had not ended before the last step
+    while len(shown):
         now = jax.device_get(game.env_state.inner)
-        for i in np.flatnonzero(~np.asarray(game.first.done)):
+        for i in shown:
             states[i].append(jax.tree.map(lambda x, i=i: x[i], now))
+        shown = np.flatnonzero(~np.asarray(game.first.done)) if game.time < MAX_FRAMES else []
         game = go(game)
     return [suite.frames(each) for each in states]

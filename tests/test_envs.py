@@ -204,6 +204,13 @@ def test_each_of_several_seeds_plays_its_own_episodes_those_that_it_plays_alone(
     assert together.tolist() == alone and len(set(alone)) == 3
 
 
+def test_a_film_shows_an_episode_up_to_its_last_state():
+    suite = Counter((9,), limit=99, levels=(1, 3))
+    suite.frames = lambda states: [int(state.time) for state in states]
+    act = lambda obs, key, memory: (jnp.zeros((len(obs), 1), jnp.int32), memory)  # noqa: E731
+    assert evaluation.record(suite, [0, 1], act, jax.random.key(0)) == [[0, 1], [0, 1, 2, 3]]
+
+
 def test_evaluation_covers_all_levels_equally():
     """Levels of 2, 3 and 7 steps; whatever follows them, of 1 step, does not count."""
     toy = Counter(ends=(1,), limit=99, levels=(2, 3, 7))

@@ -81,14 +81,20 @@ def test_a_checkpoint_is_evaluated_as_it_was(trained, monkeypatch):
     assert record["evaluate"] == source and record["env_id"] == "CartPole-v1" and record["num_devices"] == 1
 
 
-def test_flags_of_the_evaluation_are_those_of_the_command(trained):
-    """Even one at its default."""
+def test_flags_of_the_evaluation_are_those_of_the_command(trained, capsys):
+    """Even one at its default. What it does not need is named, and that the script has changed since."""
     script, path = trained
     if script != "ppo":
         return
     default = SCRIPTS[script].Args().seed
     flags = ("--num-eval-episodes", 30, "--eval-deterministic", "--seed", default)
+    source = (path / "source.py").read_text()
+    (path / "source.py").write_text("# as it was\n")
     made = call(script, path.parent, "--evaluate", path, *flags, "--num-envs", 3, "--num-steps", 5)
+    (path / "source.py").write_text(source)
+    told = capsys.readouterr().err
+    assert f"note: --evaluate {path} makes no use of --num-envs, --num-steps\n" in told
+    assert f"warning: {path} was started with another version of ppo.py" in told
     record = json.loads((made / "args.json").read_text())["args"]
     assert record["num_eval_episodes"] == 30 and record["eval_deterministic"] and record["hidden_sizes"] == [8]
     assert record["seed"] == default != 3 and record["num_envs"] == 8  # nothing is trained
@@ -109,6 +115,8 @@ def test_a_run_is_resumed_with_its_own_flags_named_again(trained, capsys):
     ("--evaluate RUN --resume RUN", "--resume RUN with --evaluate: a resumed run keeps its own flags"),
     ("--evaluate RUN --num-eval-episodes 0", "--evaluate RUN: nothing to do with --num-eval-episodes 0"),
     ("--evaluate RUN --hidden-sizes 9", "9, 2) here"),
+    ("--evaluate RUN --activation tanh", "--evaluate RUN: was trained with --activation relu, which cannot change"),
+    ("--evaluate RUN --no-norm-obs", "--evaluate RUN: was trained with --norm-obs True, which cannot change"),
     ("--evaluate RUN --num-devices 2", "--num-devices 2 with --evaluate RUN: an evaluation takes one device"),
     ("--evaluate RUN --run-name a/b", "--run-name 'a/b': must be a plain folder name"),
 ])  # fmt: skip
@@ -119,3 +127,14 @@ def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
     words = flags.replace("RUN", str(path)).split()
     code, _, error = ended(capsys, ppo, *words, "--runs-dir", path.parent)
     assert code == 2 and error.count("\n") == 1 and said.replace("RUN", str(path)) in error
+
+
+@pytest.mark.parametrize("other, said", [
+    ("sapg", "made by ppo.py, whose flags do not fit sapg.py (--num-envs 8: must be a multiple"),
+    ("ppo_ewma", "learner/proximal/params"), ("ppo_ewma", "made by ppo.py, this is ppo_ewma.py"),
+])  # fmt: skip
+def test_a_run_of_another_script_is_named(trained, capsys, other, said):
+    script, path = trained
+    if script == "ppo":
+        code, _, error = ended(capsys, SCRIPTS[other], "--evaluate", path, "--runs-dir", path.parent)
+        assert code == 2 and error.count("\n") == 1 and said in error

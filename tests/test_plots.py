@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.figure
 import matplotlib.image
 import numpy as np
 import pytest
@@ -78,6 +79,33 @@ def test_plots_draws_what_it_is_asked_for_and_answers_what_it_cannot_in_one_line
             plots.main(plots.Args(tuple(map(Path, flags[0])), *flags[1:]))
 
 
+def test_each_run_is_smoothed_by_its_own_length_and_named_below(tmp_path, monkeypatch):
+    """Also one that has nothing in the first panel; of one without solve rates the return is drawn."""
+    rise, drawn, real = {"long": np.arange(500.0), "short": np.arange(40.0)}, {}, plots._draw_run
+    for name, key in (("long", "charts/episodic_return"), ("short", "charts/solve_rate")):
+        path = make_run(tmp_path, name, learning_rate=len(name) / 100)
+        lines = [{"update": i + 1, "global_step": i, key: x, "outer/kl": x} for i, x in enumerate(rise[name])]
+        rare = [{"update": i, "global_step": i, "eval/episodic_return": float(i)} for i in range(0, len(lines), 50)]
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines + rare)))
+
+    def draw(axes, steps, values, colour, name):
+        drawn.setdefault((axes.get_subplotspec().num1, name), values[:, 0])
+        real(axes, steps, values, colour, name)
+
+    monkeypatch.setattr(plots, "_draw_run", draw)
+    keep = lambda figure, lines, names, **_: drawn.update(legend=list(names))  # noqa: E731
+    monkeypatch.setattr(matplotlib.figure.Figure, "legend", keep)
+    runs = [tmp_path / name for name in rise]
+    keys = plots.default_keys([plots.read_lines(run) for run in runs])
+    assert keys[:2] == ["charts/solve_rate", "charts/episodic_return"]
+    plots.draw(runs, tmp_path / "x.png", ("charts/solve_rate", "outer/kl", "eval/episodic_return"))
+    long, short = (f"learning_rate = {len(name) / 100}" for name in rise)
+    assert sorted(drawn["legend"]) == sorted([long, short])
+    np.testing.assert_array_equal(drawn[1, short], rise["short"])
+    assert (drawn[1, long][250], drawn[1, long][0]) == (249.5, 2)  # over 10 lines, at the start over 5
+    np.testing.assert_array_equal(drawn[2, long], np.arange(0, 500, 50))
+
+
 def test_summary_numbers(tmp_path):
     values = np.array([[1.0, 2.0, 4.0], [np.nan, 5.0, np.nan]])
     mean, width = plots.mean_and_ci(values)
@@ -86,6 +114,7 @@ def test_summary_numbers(tmp_path):
     np.testing.assert_allclose(width, [4.3027 * 1.5275 / 3**0.5, np.nan], rtol=1e-4)
     summary = plots.summarize(make_run(tmp_path, "a"))
     assert 85 < summary["final_return"]["mean"] < 105 and len(summary["final_return"]["seeds"]) == 3
+    assert "1.5 ± 6.35 (95 % CI, 2 seeds)" in plots.table({"x": plots._interval(np.array([1.0, 2.0, np.nan]))})
     assert summary["final_return"]["ci95"] > 0 and summary["steps_per_second"] == 10**6
     np.testing.assert_allclose(plots.running_mean(np.array([[1.0], [np.nan], [3.0], [5.0]]), 3)[:, 0], [1, 2, 4, 4])
     np.testing.assert_array_equal(plots.running_mean(np.array([[1.0], [np.nan], [3.0]]), 1)[:, 0], [1, np.nan, 3])

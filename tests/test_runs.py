@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, metrics_of, refusal, same, wait_for
 
-from common.run import arguments, checkpoints, devices, early, plots, run as runs, tracking
+from common.run import arguments, checkpoints, devices, early, folder, plots, run as runs, tracking
 from common.run.arguments import Positive, RunArgs, Steps, UsageError
 from common.run.checkpoints import checkpoint_updates, restore_newest
 from common.run.command import SIGNALS, Diverged, main as run_main
@@ -172,9 +172,9 @@ def test_usage_errors_of_the_folder(args, tmp_path):
     for function in (runs.begin, runs.Run):  # also where another one makes it in between
         said = refusal(function, named, __file__)
         assert f"--run-name mine: {path} exists" in said and f"--resume {path}" in said
-        for folder in ("file", "file/below", "x" * 300):
-            said = refusal(function, dataclasses.replace(args, runs_dir=str(tmp_path / folder)), __file__)
-            assert said.startswith("--runs-dir ") and folder in said and "cannot make" in said
+        for place in ("file", "file/below", "x" * 300):
+            said = refusal(function, dataclasses.replace(args, runs_dir=str(tmp_path / place)), __file__)
+            assert said.startswith("--runs-dir ") and place in said and "cannot make" in said
     assert "--run-name '../mine': must be a plain folder name" in refusal(runs.begin, outside, __file__)
 
 
@@ -384,6 +384,12 @@ def test_a_branch_begins_where_its_parent_was(args):
     assert (record_of(parent)["steps_before"], child._record["steps_before"]) == (0, 200)
     checkpoints.save(child.checkpoints, 1, initial_state())
     assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__)._record["steps_before"] == 210
+    evaluation = dataclasses.replace(args, evaluate=str(child.path))
+    assert folder.make_record(evaluation, __file__)["steps_before"] == 200
+    again = dataclasses.replace(Args(), resume=str(child.path), init_from=str(parent))
+    assert folder.settle(again, __file__).init_from == f"{parent}@2"
+    with pytest.raises(UsageError, match="with --init-from: a resumed run keeps its own flags"):
+        folder.settle(dataclasses.replace(again, init_from=str(child.path)), __file__)
 
 
 def test_an_interrupt_is_one_line_wherever_it_hits(capsys, monkeypatch):

@@ -44,7 +44,8 @@ DIFFERENT = {
     "init_state Args.gamma Args.gae_lambda Args.clip_eps Args.ent_coef Args.anneal_ent",
     # Policies of several blocks, of which the leader also learns from another one; --norm-value and --adaptive-lr-kl.
     ("ppo", "sapg"): "FIXED_BY_INIT_FROM Learner TrainState Encoder ActorCritic Transition Batch forward rollout "
-    "ppo_loss optimise measure_plasticity update init_state build train Args.__post_init__ Args.num_envs Args.ent_coef",
+    "ppo_loss optimise measure_plasticity update init_state build train Args.__post_init__ Args.num_envs Args.ent_coef "
+    "Args.num_minibatches",
     ("ppo", "sfl_kinetix"): SFL_PPO,
     ("ppo_ewma", "sfl_kinetix"): SFL_PPO + " Args.com",  # None, the default, is PPO
     ("pqn", "sfl_kinetix"): SFL + " Args.gamma Args.max_grad_norm Args.num_envs Args.anneal_lr Batch Transition",

@@ -1,6 +1,7 @@
 """stochastic_opt.py: steps against NumPy, the closed forms against simulations, and the command line."""
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -132,6 +133,17 @@ def test_bad_input_is_answered_in_one_line(capsys, tmp_path, flags, said):
     (line,) = err.splitlines()
     assert code == 2 and line.startswith(f"stochastic_opt.py: error: {said}")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_tenth_begins_with_the_switch_at_the_earliest(capsys, tmp_path):
+    """And what of it the theory expects is said where that is not the plateau."""
+    flags = "--num-steps 60 --dimension 4 --num-seeds 3 --switch-step 58 --switch-learning-rate 0.9 --run-name x"
+    start(stochastic_opt, *flags.split(), "--runs-dir", tmp_path)
+    told, after = capsys.readouterr().out, metrics_of(tmp_path / "x")[58:]
+    simulated = np.mean([line["charts/negative_distance"] for line in after])
+    assert re.search(rf"from the optimum\): plateau of the theory \S+, simulated {simulated:.4g} ±", told)
+    expected = np.mean([line["theory/negative_distance"] for line in after])
+    assert len(after) == 2 and f"not there yet: for these last steps the theory expects {expected:.4g}\n" in told
 
 
 @pytest.fixture(scope="module")

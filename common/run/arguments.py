@@ -55,7 +55,7 @@ class LogArgs:
     keep_checkpoints: NonNegative[int] = 3
     """Keep this many of the newest checkpoints. 0: keep all."""
     log_every: Positive[int] = 1
-    """Updates per line of metrics.jsonl. A line is the mean over its updates."""
+    """Updates per line of metrics.jsonl. A line is the mean over its updates. A checkpoint ends one, too."""
     halt_on_nan: bool = True
     """Stop when a loss or a parameter is no longer finite."""
 
@@ -186,6 +186,11 @@ class EnvArgs(RunArgs):
     """Divide rewards by the running standard deviation of the discounted return."""
     stagger_resets: NonNegative[int] = 0
     """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if "num_levels" in self.named and not self.evaluate and self.env_id != "kinetix/locomotion":
+            raise UsageError(f"--num-levels {self.num_levels}: only kinetix/locomotion has a set of that size")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,12 +142,16 @@ def take_over(args: Any, learner: Any, loaded: Any, may_lack: str | None = None)
     return jax.tree.map(put, learner, loaded)
 
 
-def load_for_evaluation(args: Any, learner: Any) -> tuple[Any, int, int]:
-    """The learner in the checkpoint that --evaluate names. learner: its shapes. -> learner on one device, updates and
-    environment steps per update behind it."""
+def load_for_evaluation(args: Any, learner: Any, same: Sequence[str], script: str) -> tuple[Any, int, int]:
+    """The learner in the checkpoint that --evaluate names. learner: its shapes; same: the flags that cannot change;
+    script: this one. -> learner on one device, updates and environment steps per update behind it."""
     folder, record, updates = find_checkpoint(args.evaluate, "--evaluate")
-    where = f"--evaluate {args.evaluate}"
-    state, update = restore_newest(folder, updates, {"learner": learner}, where, partial=True)
+    where, theirs = f"--evaluate {args.evaluate}", record["args"]
+    other = [name for name in same if name in theirs and theirs[name] != getattr(args, name)]
+    if fixed := [f"{flag(name)} {theirs[name]}" for name in other]:
+        raise UsageError(f"{where}: was trained with {', '.join(fixed)}, which cannot change")
+    hint = f"; that run was made by {record['script']}.py, this is {script}.py" * (record["script"] != script)
+    state, update = restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)
     learner = jax.device_put(state["learner"], jax.local_devices()[0])
     return learner, update, record["args"]["num_envs"] * record["args"]["num_steps"]
 

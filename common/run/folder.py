@@ -47,7 +47,7 @@ def settle(args: Any, script: str) -> Any:
         return _resumed(args, Path(args.resume), Path(script).stem)
     refuse_bad_target(args)
     if getattr(args, "evaluate", None) is not None:
-        return _evaluated(args)
+        return _evaluated(args, Path(script).stem)
     if getattr(args, "init_from", None) is not None:
         find_checkpoint(args.init_from)
     return args
@@ -87,6 +87,8 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
         raise UsageError(f"{where}: there is no checkpoint in it; start a new run instead")
     saved, chosen, default = _saved(kind, record, where), given(args), kind()
     chosen.pop("resume")
+    if str(saved.get("init_from")).rpartition("@")[0] == chosen.get("init_from", ""):
+        chosen.pop("init_from", None)  # RUN, of which args.json has RUN@UPDATE
     refused = [flag(n) for n, v in chosen.items() if n not in GIVEN_ANEW and v != saved.get(n, getattr(default, n))]
     if refused:
         other = f"; {shlex.join(['--init-from', str(folder)])} starts a new run with others"
@@ -103,15 +105,22 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
     return args
 
 
-def _evaluated(args: Any) -> Any:
+def _evaluated(args: Any, script: str) -> Any:
     kind, where = type(args), f"--evaluate {args.evaluate}"
-    saved, chosen = _saved(kind, find_checkpoint(args.evaluate, "--evaluate")[1], where), given(args)
+    record = find_checkpoint(args.evaluate, "--evaluate")[1]
+    saved, chosen = _saved(kind, record, where), given(args)
     saved.pop("search_batch", None)  # it follows from the number of devices
     here = {name: getattr(args, name) for name in HERE if hasattr(args, name)}
     here |= {name: value for name, value in chosen.items() if name not in SIZES}
     if chosen.get("num_devices", 1) != 1:
         raise UsageError(f"--num-devices {args.num_devices} with {where}: an evaluation takes one device")
-    return kind(**{**saved, **here, "num_devices": 1})
+    if unused := [flag(name) for name in chosen if name in SIZES]:
+        say(f"note: {where} makes no use of {', '.join(unused)}")
+    try:
+        return kind(**{**saved, **here, "num_devices": 1})
+    except UsageError as error:
+        made = f"{where}: made by {record['script']}.py, whose flags do not fit {script}.py ({error})"
+        raise error if record["script"] == script else UsageError(made) from None
 
 
 def _saved(kind: type, record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -161,6 +170,9 @@ def open_record(path: Path, args: Any, script: str) -> tuple[dict[str, Any], Any
         record = read_record(path, "--resume")
         _warn_if_edited(path, record, args, script)
     else:
+        if getattr(args, "evaluate", None):
+            evaluated, its_record, _ = find_checkpoint(args.evaluate, "--evaluate")
+            _warn_if_edited(evaluated, its_record, args, script)
         record = make_record(args, script)
         try:
             write_record(path, record, args, script)
@@ -242,7 +254,9 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
 
 
 def _steps_before(args: Any) -> int:
-    """Environment steps that a branch (--init-from) has behind it at its start."""
+    """Environment steps that a branch (--init-from), or the one that is evaluated, has behind it at its start."""
+    if getattr(args, "evaluate", None) is not None:
+        return find_checkpoint(args.evaluate, "--evaluate")[1].get("steps_before", 0)
     if getattr(args, "init_from", None) is None:
         return 0
     _, record, updates = find_checkpoint(args.init_from)

@@ -19,6 +19,7 @@ import numpy as np
 from tyro.conf import Positional
 
 from common.run.arguments import LogArgs, UsageError, read_record
+from common.run.tracking import say
 
 PERFORMANCE = {
     "return": "charts/episodic_return",
@@ -56,6 +57,7 @@ AXIS_LABELS = {
 LOGARITHMIC = ("outer/kl", "outer/ddr")
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black and yellow last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+PARTS = 50  # of a run, over each of which a running mean goes
 FEW = 5  # seeds of which an interval says little
 LONGEST_LABEL = 60  # characters
 FORMATS = (".png", ".pdf", ".svg")
@@ -151,7 +153,8 @@ def table(summary: dict[str, Any]) -> str:
     def text(key: str, value: Any) -> str:
         if isinstance(value, dict):
             width = value.get("ci95")
-            seeds = f" ± {width:.3g} (95 % CI, {len(value['seeds'])} seeds)" if width is not None else ""
+            known = [seed for seed in value.get("seeds", ()) if seed is not None]
+            seeds = f" ± {width:.3g} (95 % CI, {len(known)} seeds)" if width is not None else ""
             return "-" if value["mean"] is None else f"{value['mean']:.4g}{seeds}"
         if key.endswith("_bytes"):
             return f"{value / 2**20:,.0f} MiB"
@@ -192,7 +195,7 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
     if not keys:
         return False
     names = labels(records, runs) if len(runs) > 1 else [""]
-    by_name, smooth = colours(names), max(1, max(map(len, lines)) // 50)
+    by_name, smoothed = colours(names), any(len(own) >= 2 * PARTS for own in lines)
     columns = len(keys) if len(keys) < 4 else -(-len(keys) // 2)
     rows = -(-len(keys) // columns)
     figure = Figure(figsize=(5 * columns, 3.6 * rows + 0.4), layout="constrained")
@@ -201,15 +204,18 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
         for record, own, name in zip(records, lines, names, strict=True):
             steps, values = series(own, key)
             steps += record.get("steps_before") or 0  # a branch begins where it left its parent
-            _draw_run(axes, steps, running_mean(values, smooth), by_name[name], name)
-        running = f"\n(running mean of {smooth} lines)" if smooth > 1 else ""
+            # Each by its own length: of runs with more environments it is shorter, and so is that of evaluations.
+            _draw_run(axes, steps, running_mean(values, max(1, len(values) // PARTS)), by_name[name], name)
+        running = "\n(running means over 2 % of a run)" if smoothed else ""
         axes.set(xlabel="steps (of each seed)", ylabel=AXIS_LABELS.get(key, key) + running)
         axes.grid(linewidth=0.5, alpha=0.35)
         axes.spines[["top", "right"]].set_visible(False)
         if key in LOGARITHMIC and axes.dataLim.minposy < np.inf:
             axes.set_yscale("log")
     if len(runs) > 1:
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
+        panels = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+        shown = {name: line for panel in panels for line, name in panel}  # a run need not be in all of them
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", frameon=False)
     about = [{"script": record["script"], "env_id": record["args"].get("env_id")} for record in records]
     parts = [", ".join(dict.fromkeys(filter(None, (each[part] for each in about)))) for part in ("script", "env_id")]
     figure.suptitle(" on ".join(filter(None, parts)), fontsize=12, parse_math=False)
@@ -236,9 +242,13 @@ def _has(lines: list[list[dict[str, Any]]], key: str) -> bool:
 
 
 def default_keys(lines: list[list[dict[str, Any]]]) -> list[str]:
-    """The solve rate, else the return or distance, and three of PANELS, of those that these runs' lines have."""
-    performance = [key for key in reversed(PERFORMANCE.values()) if _has(lines, key)]
-    return performance[:1] + [key for key in PANELS if _has(lines, key)][:3]
+    """The solve rate, of runs without one the return or distance, and three of PANELS that these runs' lines have."""
+    performance, left = [], lines
+    for key in reversed(PERFORMANCE.values()):
+        if _has(left, key):
+            performance.append(key)
+            left = [own for own in left if not _has([own], key)]
+    return performance + [key for key in PANELS if _has(lines, key)][:3]
 
 
 def _draw_run(axes: Any, steps: np.ndarray, values: np.ndarray, colour: Any, label: str) -> None:
@@ -289,6 +299,9 @@ def main(args: Args) -> None:
                 having = ", ".join(known) or "no line at all"
                 raise UsageError(f"--keys {key}: none of the runs has it; they have {having}")
         draw(args.runs, args.out, args.keys)
+        for run, own in zip(args.runs, lines, strict=True):
+            if not any(_has([own], key) for key in args.keys or default_keys(lines)):
+                say(f"note: {run} has none of the values that are drawn")
     except UsageError:
         raise
     except OSError as error:

@@ -70,7 +70,9 @@ class Run:
         """
         shapes = jax.eval_shape(init, keys)
         if args.evaluate:
-            learner, update, steps = checkpoints.load_for_evaluation(args, shapes.learner._replace(opt_state=None))
+            learner, update, steps = checkpoints.load_for_evaluation(
+                args, shapes.learner._replace(opt_state=None), same, Path(script).stem
+            )
             run = cls.evaluation(args, script, player, learner, update, steps)
             return run, run._state, step
         loaded = None
