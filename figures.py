@@ -30,7 +30,7 @@ from common.run.tracking import say
 from experiments import effects, grid, paper_a, paper_a_gpu, paper_b, pictures, visited
 from experiments.data import Cells, Data, each
 
-CODE, RULES = Path(__file__).resolve().parent, "experiments/PREREGISTERED.md"
+ROOT, RULES = Path(__file__).resolve().parent, "experiments/PREREGISTERED.md"
 ALL = paper_a.FIGURES | paper_a_gpu.FIGURES | paper_b.FIGURES
 # Those of paper A first, then by number; BN last.
 FIGURES = {n: ALL[n] for n in sorted(ALL, key=lambda n: (n[0] == "B", int(re.sub(r"\D", "", n) or 99), n))}
@@ -158,7 +158,7 @@ def draw(name: str, args: Args, folder: Path) -> None:
         "claim": figure.claim,
         "effects": [effect._asdict() | {"outcome": effect.outcome} for effect in found],
         "verdict": outcome,
-        "commit of experiments/PREREGISTERED.md": git(CODE, "log", "-1", "--format=%H", "--", RULES),
+        "commit of experiments/PREREGISTERED.md": git(ROOT, "log", "-1", "--format=%H", "--", RULES),
         "not_finished": unfinished,
         "drawn": datetime.date.today().isoformat(),
         "runs": {cell.name: describe(data, cell, folder) for cell in runs},

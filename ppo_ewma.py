@@ -37,7 +37,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
+FIXED = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
 ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
@@ -451,7 +451,7 @@ def train(args: Args) -> Path:
     args, env, network, init, step, measure, keys = build(begin(args, __file__))
     policy = lambda learner, obs: forward(args, network, learner.obs_stats, learner.params, obs)[0]  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM, may_lack="proximal")
+    run, state, step = Run.start(args, __file__, player, init, step, keys, fixed=FIXED, may_lack="proximal")
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

@@ -47,7 +47,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
+FIXED = ("norm_obs", "norm_reward", "network", "activation", "layer_norm", "shared_encoder")
 ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
@@ -537,7 +537,7 @@ def train(args: Args) -> Path:
         return dist, Cells(state, jnp.zeros_like(cells.reset))
 
     player = evaluation.Player(args, env.suite, policy, partial(initial_cells, args))
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, fixed=FIXED)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

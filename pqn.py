@@ -44,7 +44,7 @@ from common.run.command import main
 from common.run.run import Run, begin
 from common.vision import VISION
 
-FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")
+FIXED = ("norm_obs", "norm_reward", "network", "activation", "layer_norm")
 RADAM = optax.scale_by_radam()  # on one vector; `optimise` applies the learning rate
 
 
@@ -406,7 +406,7 @@ def train(args: Args) -> Path:
     q_of = partial(forward, args, network)
     policy = lambda learner, obs: epsilon_greedy(q_of(learner.obs_stats, learner.params, obs), 0.0)  # noqa: E731
     player = evaluation.Player(args, env.suite, policy)
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, fixed=FIXED)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

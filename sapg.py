@@ -37,7 +37,7 @@ from common.vision import VISION
 
 LEAST_RATE, MOST_RATE = 1e-6, 1e-2  # of --adaptive-lr-kl, those of rl_games
 PHI_SIZE = 32  # of what tells the blocks' policies apart
-FIXED_BY_INIT_FROM = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")
+FIXED = ("norm_obs", "norm_reward", "norm_value", "network", "activation", "layer_norm", "shared_encoder")
 ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 
 
@@ -550,7 +550,7 @@ def train(args: Args) -> Path:
     player = evaluation.Player(args, env.suite, policy)
     if args.leader and not args.evaluate:
         print("minibatches have the relabelled transitions, too")
-    run, state, step = Run.start(args, __file__, player, init, step, keys, same=FIXED_BY_INIT_FROM)
+    run, state, step = Run.start(args, __file__, player, init, step, keys, fixed=FIXED)
     with run:
         for index in run.updates():
             state, metrics, sample = step(state)

@@ -44,7 +44,7 @@ from common.suites import kinetix
 from common.suites.kinetix_levels import LevelArgs, LevelPlayer
 from common.suites.kinetix_network import MODELS, ActorCritic, load_published
 
-FIXED_BY_INIT_FROM = ("network",)
+FIXED = ("network",)
 ADAM = optax.scale_by_adam(eps=1e-5)  # on one vector; `optimise` applies the learning rate
 FRESH, CANDIDATES = 2**31 - 2, 2**31 - 3  # streams of random levels; numbers that no split of the same key reaches
 OF_SEARCH = (
@@ -664,7 +664,7 @@ def train(args: Args) -> Path:
     turns = args.search_batch // num_fresh if num_fresh else args.num_updates  # updates that one batch has levels for
     fresh_levels = lambda index: programs.sample(keys, FRESH, (index - 1) // turns)  # noqa: E731
     compiled = programs.init, programs.update, keys, partial(fresh_levels, 1)
-    run, state, step = Run.start(args, __file__, player, *compiled, same=FIXED_BY_INIT_FROM, may_lack="proximal")
+    run, state, step = Run.start(args, __file__, player, *compiled, fixed=FIXED, may_lack="proximal")
     fresh = None
     with run:
         for index in run.updates():

@@ -212,7 +212,8 @@ def report(args: Args, path: Path) -> None:
         print("theory: none for this optimiser, schedule or learning rate (plain gradient descent diverges from 1 on)")
         return
     lines = plots.read_lines(path)
-    lines = [line for line in lines[-max(1, len(lines) // 10) :] if line["update"] > (args.switch_step or 0)]
+    begins = args.log_every + (args.switch_step or 0)  # a line is the mean of so many steps
+    lines = [line for line in lines[-max(1, len(lines) // 10) :] if line["update"] >= begins] or lines[-1:]
     for key, predicted in predict_plateau(args).items():
         _, values = plots.series(lines, key)
         mean, width = plots.mean_and_ci(values.mean(0))

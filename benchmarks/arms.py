@@ -1,6 +1,6 @@
 """Does PPO end higher with more environments, if each number of environments has the flags that are best for it?
 
-    python benchmarks/arms.py                            # what is missing of all: 8 hours on two cores
+    python benchmarks/arms.py                            # what is missing of all: ten hours on two cores
     python benchmarks/arms.py --stages tune --arms many  # only the search for the flags of one arm
     python benchmarks/arms.py --list                     # the commands
 
@@ -8,6 +8,7 @@ An arm is a way to gather the data of an update. Each has as many trials of tune
 is then judged on other seeds. The rules are in experiments/PREREGISTERED.md.
 """
 
+import itertools
 import json
 import math
 import shlex
@@ -200,12 +201,12 @@ def on_third(runs: dict[str, dict[str, Any]], earlier: dict[str, dict[str, Any]]
 
 def looked_at(runs: dict[str, dict[str, dict[int, float]]]) -> tuple[dict[str, np.ndarray], float]:
     """What the rules judge: all seeds that each of the first arms has on each game or, while these are few, the first
-    look's; of the later arm, its own. -> {arm: scores [seeds, games]}, level of the claims' intervals."""
+    look's; of the later arm its own, 0, 1, ... without a gap. -> {arm: scores [seeds, games]}, level of intervals."""
     of_arm = {arm: set.intersection(*(set(values) for values in by_game.values())) for arm, by_game in runs.items()}
     seeds = sorted(set.intersection(*(of for arm, of in of_arm.items() if arm != LATER)))
     seeds, level = (seeds, LEVEL) if len(seeds) >= LEAST else (seeds[:FIRST], FIRST_LEVEL)
-    found = {arm: [[reference_score(game, by_game[game][seed]) for game in GAMES]
-                   for seed in (sorted(of_arm[arm]) if arm == LATER else seeds)]
+    taken = dict.fromkeys(runs, seeds) | {LATER: [*itertools.takewhile(of_arm[LATER].__contains__, itertools.count())]}
+    found = {arm: [[reference_score(game, by_game[game][seed]) for game in GAMES] for seed in taken[arm]]
              for arm, by_game in runs.items()}  # fmt: skip
     return {arm: np.array(of).reshape(-1, len(GAMES)) for arm, of in found.items()}, level
 

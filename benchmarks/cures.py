@@ -187,7 +187,7 @@ def treatments(case: Case, folder: Path) -> dict[str, list[grid.Cell | None]]:
     tries = (tries + [advice.Advice("nothing", "")] * TRIES)[:TRIES]
     of_doctor = [treatment(case, "doctor", script, x.flags) for x in tries]
     # What is learned cannot be taken over by another network.
-    same = importlib.import_module(script).FIXED_BY_INIT_FROM
+    same = importlib.import_module(script).FIXED
     first = importlib.import_module(script).Args(**tries[0].flags) if tries[0].flags else None
     can_go_on = first and all(getattr(first, name) == getattr(a, name) for name in same)
     suggested = [usual.changed(a, change) for _, change in advice.by_the_log(found.label, found.numbers, a)]

@@ -148,7 +148,7 @@ def by_number() -> None:
 
 
 def arms() -> None:
-    """What benchmarks/arms.py found: each arm's flags, its returns, and the two claims."""
+    """What benchmarks/arms.py found: each arm's flags, its returns, and the claims."""
     found = read("arms")
     runs = study.returns(found)
     (scores, level), failed = study.looked_at(runs), study.fails_gate(runs)
@@ -169,7 +169,8 @@ def arms() -> None:
     table(["", "score, difference", "claim", "interquartile mean", "mean", *games, "verdict"], claims)
     text = f"{100 * level:.4g} % intervals. The interquartile mean's, a bootstrap, decides; the others are Welch's. "
     text += f"After the first {study.FIRST} seeds ({100 * study.FIRST_LEVEL:.4g} %): "
-    text += "; ".join(first_look(scores, number) for number in range(2)) + ". "
+    looked = [first_look(scores, number) for number, pair in enumerate(CLAIMS) if study.LATER not in pair]
+    text += f"{'; '.join(looked)}. "
     text += where([run for run in found["runs"].values() if run["env_id"] in GAMES])
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 

@@ -25,6 +25,7 @@ from benchmarks.arms import GAMES
 from benchmarks.pages import ROOT, claims_of_arms, named, read, signed, table, where
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
+from experiments.references import reference_score
 
 PAIR = study.PAIRS[0]  # many, small
 
@@ -255,6 +256,32 @@ def third_game() -> None:
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
+def later_arm() -> None:
+    """What the rules want told of the arm of 512 environments: the means' verdicts, what its search added to the flags
+    of another, and the minutes of all arms on one kind of machine."""
+    found, game = read("arms"), study.GAMES[1]
+    scores, level = study.looked_at(study.returns(found))
+    if len(later := scores[study.LATER]) < effects.FEWEST:
+        return
+    by_mean = []
+    for number, (a, b, _, *margin) in enumerate(study.CLAIMS, 1):
+        if study.LATER in (a, b):
+            _, low, high = study.differences(scores[a], scores[b], level)["mean"]
+            by_mean.append(f"claim {number} {study.judged(low, high, *margin)}")
+    theirs = [x for x in read("recipes")["runs"].values() if (x["arm"], x["env_id"]) == ("larger", game)]
+    less = effects.difference("", later[:, 1], np.array([reference_score(game, x["return"]) for x in theirs]))
+    text = f"By the means' intervals: {', '.join(by_mean)}. {named(study.LATER)} less 512 × 32 with the flags of "
+    text += "64 × 32 and minibatches 8 × as large, "
+    text += f"{game.removesuffix('-MinAtar')} (95 %): {signed(*less[1:4], 2)}. "
+    minutes = []
+    for arm in sorted(study.ARMS, key=lambda arm: study.ARMS[arm][1::-1]):
+        runs = [run for run in found["runs"].values() if run["arm"] == arm and "Intel" in run["machine"]["cpu"]]
+        took = [np.median([run["seconds"] for run in runs if run["env_id"] == game]) / 60 for game in study.GAMES]
+        minutes.append(f"{named(arm)} {took[0]:.1f} and {took[1]:.1f}")
+    text += f"Minutes of a run on one core of an Intel Xeon, another busy (medians): {'; '.join(minutes)}."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
 def asked() -> None:
     """What was asked of the number of environments, each question with its answer in a line."""
     found, recipe = read("arms"), read("recipes")
@@ -265,6 +292,9 @@ def asked() -> None:
     more = [f"higher{' by 0.05 or more' * verdict.startswith('refuted')}: {verdict}" for verdict in verdicts]
     less = []
     for a, b, *_ in study.CLAIMS:
+        if min(len(scores[a]), len(scores[b])) < effects.FEWEST:
+            less.append("–")
+            continue
         by = study.differences(scores[a], scores[b], level)
         games = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*by[game], 2)}" for game in study.GAMES)
         less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * level:.4g} %)")

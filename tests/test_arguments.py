@@ -167,7 +167,6 @@ def test_environments_are_listed(capsys):
 
 
 @pytest.mark.parametrize("flags, said", [
-    ("--num-levels 7", ["--num-levels 7: only kinetix/locomotion has a set of that size"]),
     ("--num-minibatches 7", ["--num-minibatches 7", "4 or 8", "65536"]),
     ("--minibatch-size 3000", ["--minibatch-size 3000", "2048 or 4096"]),
     ("--learning-rate nan", ["--learning-rate nan"]),

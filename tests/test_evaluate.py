@@ -130,7 +130,7 @@ def test_what_cannot_be_evaluated_is_one_line(trained, capsys, flags, said):
 
 
 @pytest.mark.parametrize("other, said", [
-    ("sapg", "made by ppo.py, whose flags do not fit sapg.py (--num-envs 8: must be a multiple"),
+    ("sapg", "made by ppo.py, this is sapg.py: --num-envs 8: must be a multiple"),
     ("ppo_ewma", "learner/proximal/params"), ("ppo_ewma", "made by ppo.py, this is ppo_ewma.py"),
 ])  # fmt: skip
 def test_a_run_of_another_script_is_named(trained, capsys, other, said):

@@ -294,7 +294,7 @@ def test_layers_are_normalised_before_the_activation_and_measured_after_it(name)
     """Relu of the units less their mean, over their deviation, which flax takes with 1e-6 under the root."""
     script, _ = SCRIPTS[name]
     args = script.Args(layer_norm=True, activation="relu", hidden_sizes=(7, 5), num_devices=1)
-    assert "layer_norm" in script.FIXED_BY_INIT_FROM
+    assert "layer_norm" in script.FIXED
     encoder, obs = script.Encoder(args), np.random.default_rng(0).normal(3, 5, (11, 4)).astype(np.float32)
     params = encoder.init(jax.random.key(0), obs)
     features, sown = encoder.apply(params, obs, mutable="intermediates")

@@ -285,7 +285,7 @@ def test_a_signal_to_the_whole_group_is_not_heard_by_workers_and_the_run_saves(t
     ("CartPole-v1", dict(num_seeds=2), "--num-seeds 2: gymnasium/CartPole-v1 runs on the host, .* one run per seed"),
     ("Acrobot-v1", dict(num_devices=2), "--num-devices 2: gymnasium/Acrobot-v1 runs on the host"),
     ("Taxi-v3", dict(time_limit=9), """--time-limit 9: .* such as --env-kwargs '{"max_episode_steps": 9}'"""),
-    ("CartPole-v1", dict(frame_stack=2), """--frame-stack 2: .*'{"stack_num": 2}'"""),
+    ("CartPole-v1", dict(frame_stack=2), "--frame-stack 2: .* with gymnasium.wrappers.FrameStackObservation"),
     ("counting:Counting-v0", dict(env_kwargs='{"fail_at": 1}'), r"step raises ValueError: the cable .*ing.py:\d+\)"),
     ("MountainCar-v0", dict(network="nature"), "--network nature: needs images of at least 36 x 36; .*(2,)"),
 ])  # fmt: skip

@@ -93,14 +93,17 @@ def test_each_run_is_smoothed_by_its_own_length_and_named_below(tmp_path, monkey
         real(axes, steps, values, colour, name)
 
     monkeypatch.setattr(plots, "_draw_run", draw)
-    keep = lambda figure, lines, names, **_: drawn.update(legend=list(names))  # noqa: E731
+    legend = matplotlib.figure.Figure.legend
+    keep = lambda *given, **flags: drawn.update(legend=legend(*given, **flags))  # noqa: E731
     monkeypatch.setattr(matplotlib.figure.Figure, "legend", keep)
     runs = [tmp_path / name for name in rise]
     keys = plots.default_keys([plots.read_lines(run) for run in runs])
     assert keys[:2] == ["charts/solve_rate", "charts/episodic_return"]
     plots.draw(runs, tmp_path / "x.png", ("charts/solve_rate", "outer/kl", "eval/episodic_return"))
     long, short = (f"learning_rate = {len(name) / 100}" for name in rise)
-    assert sorted(drawn["legend"]) == sorted([long, short])
+    assert sorted(text.get_text() for text in drawn["legend"].get_texts()) == sorted([long, short])
+    panels = drawn["legend"].figure.axes
+    assert ["running means" in axes.get_ylabel() for axes in panels] == [False, True, False]
     np.testing.assert_array_equal(drawn[1, short], rise["short"])
     assert (drawn[1, long][250], drawn[1, long][0]) == (249.5, 2)  # over 10 lines, at the start over 5
     np.testing.assert_array_equal(drawn[2, long], np.arange(0, 500, 50))

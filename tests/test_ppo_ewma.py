@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import Bandit, Training, differ, leaves_close, on_devices, same, watched
+from jax.flatten_util import ravel_pytree
 from test_ppo import NARROW
 
 import ppo
@@ -104,11 +105,12 @@ def test_a_frozen_proximal_policy_makes_it_ppo(monkeypatch):
     action, (advantage, error) = dist.sample(jax.random.key(1)), rng.normal(1, 2, (2, 64)).astype(np.float32)
     batch = ppo_ewma.Batch(obs, action, dist.log_prob(action), value, advantage, value + error)
     monkeypatch.setattr(ppo_ewma, "update_proximal", lambda args, proximal, params: proximal)
-    learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(params), ppo_ewma.Proximal(params, jnp.ones(())), None, None)
+    vector, _ = ravel_pytree(params)
+    learner = ppo_ewma.Learner(params, ppo_ewma.ADAM.init(vector), ppo_ewma.Proximal(params, jnp.ones(())), None, None)
     rest = jax.random.key(0), 0.1, args.ent_coef
     run = lambda learner, batch: ppo_ewma.optimise(args, network, learner, batch, *rest)  # noqa: E731
     frozen, metrics = on_devices(run)(learner, batch)
-    learner = ppo.Learner(params, ppo.ADAM.init(params), None, None)
+    learner = ppo.Learner(params, ppo.ADAM.init(vector), None, None)
     own = {"com", "ewma_debias", "max_importance_ratio"}
     theirs = ppo.Args(**{name: value for name, value in asdict(args).items() if name not in own})
     run = lambda learner, batch: ppo.optimise(theirs, network, learner, batch, *rest)  # noqa: E731
@@ -143,7 +145,7 @@ def prescribed(steps):
 
 def test_each_minibatch_sees_the_average_of_the_parameters_before_it(monkeypatch):
     """With the real Adam, over two updates: what the loss was given, written down minibatch by minibatch."""
-    flat = lambda x: jax.flatten_util.ravel_pytree(x)[0]  # noqa: E731
+    flat = lambda x: ravel_pytree(x)[0]  # noqa: E731
     given = watched(monkeypatch, ppo_ewma, "ppo_loss", lambda _, args, policy, *inputs: inputs[:2])
     states, *_ = Training(ppo_ewma, Bandit(), replace(ARGS, update_epochs=2)).run(2)
     jax.effects_barrier()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import Counter, Noise, Training, differ, leaves_close, on_devices, refusal, same, watched
+from jax.flatten_util import ravel_pytree
 from test_ppo import mean_of_n_step_returns
 
 import ppo
@@ -120,7 +121,7 @@ def inputs():
     parts = (ppo_rnd.Embedding(ARGS), ppo_rnd.Embedding(ARGS, extra_layers=2))
     networks = (jax.jit(part.init)(jax.random.key(i), other) for i, part in enumerate(parts))
     rnd = ppo_rnd.Distillation(*networks, statistics.initial_stats((3,)), statistics.initial_stats(()))
-    opt_state = ppo_rnd.ADAM.init((params, rnd.predictor))
+    opt_state = ppo_rnd.ADAM.init(ravel_pytree((params, rnd.predictor))[0])
     return batch, ppo_rnd.Learner(params, opt_state, rnd, None, None), network
 
 

@@ -384,9 +384,12 @@ def test_a_branch_begins_where_its_parent_was(args):
     assert (record_of(parent)["steps_before"], child._record["steps_before"]) == (0, 200)
     checkpoints.save(child.checkpoints, 1, initial_state())
     assert runs.Run(dataclasses.replace(args, init_from=str(child.path)), __file__)._record["steps_before"] == 210
-    evaluation = dataclasses.replace(args, evaluate=str(child.path))
-    assert folder.make_record(evaluation, __file__)["steps_before"] == 200
-    again = dataclasses.replace(Args(), resume=str(child.path), init_from=str(parent))
+    evaluation = dataclasses.replace(args, evaluate=str(child.path), num_eval_episodes=4)
+    player, state = Player(), types.SimpleNamespace()
+    of = runs.Run.evaluation(evaluation, __file__, player, state, 1, child.path, child._record)
+    assert (of._record["steps_before"], of.steps_per_update) == (200, 10)
+    assert runs.Run.evaluation(evaluation, __file__, player, state)._record["steps_before"] == 0  # others' weights
+    again = dataclasses.replace(Args(), resume=str(child.path), init_from=f"{parent}/")
     assert folder.settle(again, __file__).init_from == f"{parent}@2"
     with pytest.raises(UsageError, match="with --init-from: a resumed run keeps its own flags"):
         folder.settle(dataclasses.replace(again, init_from=str(child.path)), __file__)
@@ -507,7 +510,7 @@ def test_an_evaluation_that_fails_costs_its_scores_only(args, capsys):
     assert end.value.code == 1 and checkpoint_updates(run.path / "checkpoints") == [3]
     assert not plots.finished(run.path)  # so that --resume makes the last one
     assert capsys.readouterr().err.count("RuntimeError: out of memory") == 3
-    alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100))
+    alone = runs.Run(dataclasses.replace(args, run_name="alone", num_eval_episodes=4), __file__, only=(2, 100, 0))
     with pytest.raises(RuntimeError, match="out of memory"), alone:
         alone.evaluate_if_due(2, Player(fail), None)
 

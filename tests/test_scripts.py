@@ -17,7 +17,7 @@ SCRIPTS = {name: ast.parse((ROOT / f"{name}.py").read_text()) for name in NAMES}
 
 # Q-learning in place of a policy and its values.
 PQN = (
-    "FIXED_BY_INIT_FROM Transition Batch TrainState forward rollout optimise measure_plasticity update init_state "
+    "FIXED Transition Batch TrainState forward rollout optimise measure_plasticity update init_state "
     "build train Args.__post_init__ Args.learning_rate Args.max_grad_norm Args.hidden_sizes Args.gamma "
     "Args.update_epochs Args.network Args.num_envs Args.minibatch_size"
 )
@@ -25,7 +25,7 @@ PQN = (
 # anew in each update, on levels of their own; observations are not normalised; the proximal policy may be the
 # behaviour policy; it searches for levels, evaluates on several sets of them, or only evaluates.
 SFL = (
-    "FIXED_BY_INIT_FROM Learner TrainState forward rollout optimise measure_plasticity update init_state build train "
+    "FIXED Learner TrainState forward rollout optimise measure_plasticity update init_state build train "
     "Args.__post_init__ Args.env_id Args.network Args.total_timesteps Args.num_steps Args.update_epochs "
     "Args.minibatch_size Args.learning_rate"
 )
@@ -43,7 +43,7 @@ DIFFERENT = {
     ("ppo", "ppo_rnd"): "Learner Environments Transition Batch ActorCritic forward rollout ppo_loss optimise update "
     "init_state Args.gamma Args.gae_lambda Args.clip_eps Args.ent_coef Args.anneal_ent",
     # Policies of several blocks, of which the leader also learns from another one; --norm-value and --adaptive-lr-kl.
-    ("ppo", "sapg"): "FIXED_BY_INIT_FROM Learner TrainState Encoder ActorCritic Transition Batch forward rollout "
+    ("ppo", "sapg"): "FIXED Learner TrainState Encoder ActorCritic Transition Batch forward rollout "
     "ppo_loss optimise measure_plasticity update init_state build train Args.__post_init__ Args.num_envs Args.ent_coef "
     "Args.num_minibatches",
     ("ppo", "sfl_kinetix"): SFL_PPO,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from coins import Coins, ToyNetwork, coins, install
 from conftest import differ, gains, leaves_close, metrics_of, on_devices, refusal, same
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 import ppo
@@ -229,7 +230,7 @@ def test_the_inner_loop_is_that_of_ppo(com):
         step = lambda learner: script.optimise(args, network, learner, batch, jax.random.key(3), *annealed)  # noqa: E731
         return on_devices(step)(learner)[0]
 
-    opt_state, extra = sfl_kinetix.ADAM.init(PARAMS), {} if com is None else {"com": com}
+    opt_state, extra = sfl_kinetix.ADAM.init(ravel_pytree(PARAMS)[0]), {} if com is None else {"com": com}
     proximal = None if com is None else sfl_kinetix.Proximal(PARAMS, jnp.ones(()))
     mine = run(sfl_kinetix, Learner(PARAMS, opt_state, proximal), num_candidates=32, buffer_size=8, **extra)
     averaged = [] if com is None else [ppo_ewma.Proximal(PARAMS, jnp.ones(()))]
@@ -445,7 +446,7 @@ def test_a_search_of_the_run_need_not_fit_the_devices_of_what_goes_on(monkeypatc
     saved = dict(num_envs=2048, buffer_share=0.3, search_batch=1432, num_devices=4)
     record = {"script": "sfl_kinetix", "args": saved}
     monkeypatch.setattr(folder, "find_checkpoint", lambda *_: (None, record, [1]))
-    found = folder._evaluated(Args(evaluate="runs/x"))
+    found = folder._evaluated(Args(evaluate="runs/x"), "sfl_kinetix")
     assert found.num_devices == 1 and found.search_batch is None
     assert sfl_kinetix.settle_search(found, 1).search_batch
 
@@ -522,6 +523,19 @@ def test_the_fast_transformer_computes_what_kinetix_modules_do():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), fast[1], out)
     assert all(x.dtype == np.float32 for x in jax.tree.leaves(rough))
     assert 1e-5 < np.abs(rough[1][1] - out[1]).max() < 0.03 * np.abs(out[1]).max()
+
+
+def test_others_weights_are_evaluated_without_the_folder_of_a_run(monkeypatch, tmp_path):
+    class Player:
+        scores = staticmethod(lambda params, update, given_up: {"eval/s/solve_rate": np.float32(params)})
+        table = staticmethod(lambda scores: "")
+
+    monkeypatch.setattr(sfl_kinetix, "load_published", lambda args: (SimpleNamespace(suite=None), 0.25))
+    monkeypatch.setattr(sfl_kinetix, "LevelPlayer", lambda *_: Player)
+    args = Args(evaluate=str(tmp_path / "weights"), runs_dir=str(tmp_path / "runs"))
+    made = sfl_kinetix.evaluate_published(args)
+    assert metrics_of(made)[0]["eval/s/solve_rate"] == 0.25
+    assert json.loads((made / "summary.json").read_text())["updates"] == 0
 
 
 @pytest.mark.slow

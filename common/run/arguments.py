@@ -187,11 +187,6 @@ class EnvArgs(RunArgs):
     stagger_resets: NonNegative[int] = 0
     """Before training, play 0 to this many random steps in each environment, so that episodes are not in step."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        if "num_levels" in self.named and not self.evaluate and self.env_id != "kinetix/locomotion":
-            raise UsageError(f"--num-levels {self.num_levels}: only kinetix/locomotion has a set of that size")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CriticArgs(EnvArgs):

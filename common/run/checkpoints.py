@@ -17,7 +17,7 @@ from common.run import devices
 from common.run.arguments import UsageError, flag, read_record, typed
 from common.run.tracking import say
 
-SAME = "; the same version of the script, with the same network and environment flags, is needed"
+HINT = "; the same version of the script, with the same network and environment flags, is needed"
 PART = "part"  # the name of a checkpoint that is not complete
 
 
@@ -105,10 +105,10 @@ def _newest(run: Path, updates: Sequence[int], where: str, read: Callable[[Path]
     raise UsageError(f"{where}: no intact checkpoint among updates {', '.join(map(str, updates))}")
 
 
-def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: str | None = None) -> tuple[Any, str]:
+def load_learner(args: Any, learner: Any, fixed: Sequence[str] = (), may_lack: str | None = None) -> tuple[Any, str]:
     """Load the learner in the checkpoint that --init-from names, "RUN" (its newest) or "RUN@update", or raise
     UsageError. -> learner, RUN@update. learner: its shapes. With shardings the result is on the devices, without in
-    NumPy's arrays. same: the flags that cannot change; may_lack: a field that may be missing, and is None then."""
+    NumPy's arrays. fixed: the flags that cannot change; may_lack: a field that may be missing, and is None then."""
     where = f"--init-from {args.init_from}"
     folder, record, updates = find_checkpoint(args.init_from)
     theirs, ours = typed(type(args), record["args"], where), {"norm_value": False, **vars(args)}  # a flag of sapg.py
@@ -116,8 +116,7 @@ def load_learner(args: Any, learner: Any, same: Sequence[str] = (), may_lack: st
     listed = {
         name: f"{flag(name)} {value}" for name, value in differing.items() if name not in ("init_from", "run_name")
     }
-    if fixed := [text for name, text in listed.items() if name in (*same, "norm_value")]:
-        raise UsageError(f"{where}: was trained with {', '.join(fixed)}, which cannot change")
+    _refuse_others([text for name, text in listed.items() if name in (*fixed, "norm_value")], where)
     hint = f"; flags that differ there: {', '.join(listed.values())}" if listed else ""
 
     def like(there: dict[str, list]) -> Any:
@@ -142,18 +141,24 @@ def take_over(args: Any, learner: Any, loaded: Any, may_lack: str | None = None)
     return jax.tree.map(put, learner, loaded)
 
 
-def load_for_evaluation(args: Any, learner: Any, same: Sequence[str], script: str) -> tuple[Any, int, int]:
-    """The learner in the checkpoint that --evaluate names. learner: its shapes; same: the flags that cannot change;
-    script: this one. -> learner on one device, updates and environment steps per update behind it."""
+def load_for_evaluation(
+    args: Any, learner: Any, fixed: Sequence[str], script: str
+) -> tuple[Any, int, Path, dict[str, Any]]:
+    """The learner in the checkpoint that --evaluate names. learner: its shapes; fixed: the flags that cannot change;
+    script: this one. -> learner on one device, its updates, the run's folder and args.json."""
     folder, record, updates = find_checkpoint(args.evaluate, "--evaluate")
-    where, theirs = f"--evaluate {args.evaluate}", record["args"]
-    other = [name for name in same if name in theirs and theirs[name] != getattr(args, name)]
-    if fixed := [f"{flag(name)} {theirs[name]}" for name in other]:
-        raise UsageError(f"{where}: was trained with {', '.join(fixed)}, which cannot change")
-    hint = f"; that run was made by {record['script']}.py, this is {script}.py" * (record["script"] != script)
+    where = f"--evaluate {args.evaluate}"
+    theirs = typed(type(args), record["args"], where)
+    _refuse_others([f"{flag(x)} {theirs[x]}" for x in fixed if x in theirs and theirs[x] != getattr(args, x)], where)
+    other = f"; that run was made by {record['script']}.py, this is {script}.py" * (record["script"] != script)
+    hint = other and HINT + other
     state, update = restore_newest(folder, updates, {"learner": learner}, where, partial=True, hint=hint)
-    learner = jax.device_put(state["learner"], jax.local_devices()[0])
-    return learner, update, record["args"]["num_envs"] * record["args"]["num_steps"]
+    return jax.device_put(state["learner"], jax.local_devices()[0]), update, folder, record
+
+
+def _refuse_others(flags: list[str], where: str) -> None:
+    if flags:
+        raise UsageError(f"{where}: was trained with {', '.join(flags)}, which cannot change")
 
 
 def restore_newest(
@@ -166,7 +171,7 @@ def restore_newest(
     def read(path: Path) -> Any:
         index = _index(path)
         wanted = like(index) if callable(like) else like
-        _compare(index, wanted, partial, where, hint or SAME)
+        _compare(index, wanted, partial, where, hint or HINT)
         return _read(path, index, wanted)
 
     state, update = devices.together(lambda: _newest(run, updates, where, read))

@@ -87,8 +87,8 @@ def _resumed(args: Any, folder: Path, script: str) -> Any:
         raise UsageError(f"{where}: there is no checkpoint in it; start a new run instead")
     saved, chosen, default = _saved(kind, record, where), given(args), kind()
     chosen.pop("resume")
-    if str(saved.get("init_from")).rpartition("@")[0] == chosen.get("init_from", ""):
-        chosen.pop("init_from", None)  # RUN, of which args.json has RUN@UPDATE
+    if "init_from" in chosen and (saved["init_from"] or "").rpartition("@")[0] == str(Path(chosen["init_from"])):
+        chosen.pop("init_from")  # RUN, of which args.json has RUN@UPDATE
     refused = [flag(n) for n, v in chosen.items() if n not in GIVEN_ANEW and v != saved.get(n, getattr(default, n))]
     if refused:
         other = f"; {shlex.join(['--init-from', str(folder)])} starts a new run with others"
@@ -119,7 +119,7 @@ def _evaluated(args: Any, script: str) -> Any:
     try:
         return kind(**{**saved, **here, "num_devices": 1})
     except UsageError as error:
-        made = f"{where}: made by {record['script']}.py, whose flags do not fit {script}.py ({error})"
+        made = f"{where}: made by {record['script']}.py, this is {script}.py: {error}"
         raise error if record["script"] == script else UsageError(made) from None
 
 
@@ -163,17 +163,15 @@ def _of_environment(env_id: str) -> str:
     return (f"{Path(file).name.removesuffix('.py')}-{name}" if own else name).replace("/", "-")
 
 
-def open_record(path: Path, args: Any, script: str) -> tuple[dict[str, Any], Any]:
-    """Lock the run's folder. -> the contents of its args.json, which is made for a new run; the lock."""
+def open_record(path: Path, args: Any, script: str, before: int | None = None) -> tuple[dict[str, Any], Any]:
+    """Lock the run's folder. before: as `make_record` has it. -> the contents of its args.json, which is made for a new
+    run; the lock."""
     lock = _lock(path)
     if args.resume:
         record = read_record(path, "--resume")
-        _warn_if_edited(path, record, args, script)
+        warn_if_edited(path, record, args, script)
     else:
-        if getattr(args, "evaluate", None):
-            evaluated, its_record, _ = find_checkpoint(args.evaluate, "--evaluate")
-            _warn_if_edited(evaluated, its_record, args, script)
-        record = make_record(args, script)
+        record = make_record(args, script, before)
         try:
             write_record(path, record, args, script)
         except OSError as error:
@@ -198,10 +196,14 @@ def _sources(args: Any, script: str) -> dict[str, Path]:
     return {"source.py": Path(script)} | ({"environment.py": file} if file else {})
 
 
-def _warn_if_edited(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
+def warn_if_edited(path: Path, record: dict[str, Any], args: Any, script: str) -> None:
+    """Say what has changed since a run was started: versions, its environment's file and, unless another one evaluates
+    it, its script."""
     theirs, ours = record.get("versions", {}), versions()
     other = [f"{name} {theirs[name]} (here {ours.get(name)})" for name in theirs if theirs[name] != ours.get(name)]
     for name, file in _sources(args, script).items():
+        if name == "source.py" and record["script"] != Path(script).stem:
+            continue
         with contextlib.suppress(OSError):
             kept = (path / name).read_bytes()
             if kept and kept != file.read_bytes():  # empty where `_lock` has just made it
@@ -234,8 +236,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def make_record(args: Any, script: str) -> dict[str, Any]:
-    """The contents of args.json."""
+def make_record(args: Any, script: str, before: int | None = None) -> dict[str, Any]:
+    """The contents of args.json. before: environment steps behind it at its start (default: as --init-from says)."""
     code = Path(script).absolute().parent
     commit = git(code, "rev-parse", "HEAD")
     return {
@@ -249,14 +251,12 @@ def make_record(args: Any, script: str) -> dict[str, Any]:
         "git_dirty": bool(git(code, "status", "--porcelain", *CODE)) if commit else None,
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "wandb_id": uuid.uuid4().hex[:8],
-        "steps_before": _steps_before(args),
+        "steps_before": _steps_before(args) if before is None else before,
     }
 
 
 def _steps_before(args: Any) -> int:
-    """Environment steps that a branch (--init-from), or the one that is evaluated, has behind it at its start."""
-    if getattr(args, "evaluate", None) is not None:
-        return find_checkpoint(args.evaluate, "--evaluate")[1].get("steps_before", 0)
+    """Environment steps that a branch (--init-from) has behind it at its start."""
     if getattr(args, "init_from", None) is None:
         return 0
     _, record, updates = find_checkpoint(args.init_from)

@@ -195,17 +195,19 @@ def draw(runs: Sequence[Path | str], out: Path | str, keys: Sequence[str] = ()) 
     if not keys:
         return False
     names = labels(records, runs) if len(runs) > 1 else [""]
-    by_name, smoothed = colours(names), any(len(own) >= 2 * PARTS for own in lines)
+    by_name = colours(names)
     columns = len(keys) if len(keys) < 4 else -(-len(keys) // 2)
     rows = -(-len(keys) // columns)
     figure = Figure(figsize=(5 * columns, 3.6 * rows + 0.4), layout="constrained")
     for place, key in enumerate(keys, 1):
-        axes = figure.add_subplot(rows, columns, place)
+        axes, smoothed = figure.add_subplot(rows, columns, place), False
         for record, own, name in zip(records, lines, names, strict=True):
             steps, values = series(own, key)
             steps += record.get("steps_before") or 0  # a branch begins where it left its parent
             # Each by its own length: of runs with more environments it is shorter, and so is that of evaluations.
-            _draw_run(axes, steps, running_mean(values, max(1, len(values) // PARTS)), by_name[name], name)
+            width = max(1, len(values) // PARTS)
+            smoothed |= width > 1
+            _draw_run(axes, steps, running_mean(values, width), by_name[name], name)
         running = "\n(running means over 2 % of a run)" if smoothed else ""
         axes.set(xlabel="steps (of each seed)", ylabel=AXIS_LABELS.get(key, key) + running)
         axes.grid(linewidth=0.5, alpha=0.35)

@@ -41,13 +41,15 @@ def begin(args: Any, script: str) -> Any:
     applied. `script` is the calling script's __file__."""
     devices.start(args)
     args = devices.together(lambda: folder.settle(args, script))
+    if "num_levels" in args.named and args.env_id != "kinetix/locomotion":
+        say(f"note: --num-levels {args.num_levels} has no effect on {args.env_id}")
     return apply_scaling(args) if hasattr(args, "scaling") else args
 
 
 class Run:
     """One training run, and a context manager around its loop. Inside it, SIGTERM, SIGHUP and Ctrl-C end the loop after
-    the current update; a second one acts as usual. only: no training, just an evaluation after so many
-    updates of so many steps. player: plays evaluations and videos (see common/evaluation.py)."""
+    the current update; a second one acts as usual. player: plays evaluations and videos (see common/evaluation.py).
+    only: no training, just an evaluation after so many updates of so many steps, which began after so many steps."""
 
     @classmethod
     def start(
@@ -59,25 +61,24 @@ class Run:
         step: Any,
         keys: jax.Array,
         *more: Callable[[], Any],
-        same: Sequence[str] = (),
+        fixed: Sequence[str] = (),
         may_lack: str | None = None,
     ) -> tuple["Run", Any, Any]:
         """Start a run, or go on with the one that --resume names. -> run, state, step compiled for it.
 
         init(keys) -> state with a field `learner`, step(state, ...): jitted. more: make its other arguments, once
-        nothing is refused any more. same, may_lack: as `load_learner` has them. With --evaluate the run has no updates
+        nothing is refused any more. fixed, may_lack: as `load_learner` has them. With --evaluate the run has no updates
         to do, and the state is the learner alone.
         """
         shapes = jax.eval_shape(init, keys)
         if args.evaluate:
-            learner, update, steps = checkpoints.load_for_evaluation(
-                args, shapes.learner._replace(opt_state=None), same, Path(script).stem
-            )
-            run = cls.evaluation(args, script, player, learner, update, steps)
+            learner = shapes.learner._replace(opt_state=None)
+            learner, *of = checkpoints.load_for_evaluation(args, learner, fixed, Path(script).stem)
+            run = cls.evaluation(args, script, player, learner, *of)
             return run, run._state, step
         loaded = None
         if args.init_from and not args.resume:
-            loaded, source = checkpoints.load_learner(args, shapes.learner, same, may_lack)
+            loaded, source = checkpoints.load_learner(args, shapes.learner, fixed, may_lack)
         memory.check_counts(args)
         print(describe(args))
         if jax.process_index() == 0:
@@ -97,19 +98,34 @@ class Run:
         return run, state, step
 
     @classmethod
-    def evaluation(cls, args: Any, script: str, player: Any, learner: Any, update: int = 0, steps: int = 0) -> "Run":
-        """A run that trains nothing and evaluates a learner as it was after `update` updates of `steps` steps each."""
+    def evaluation(
+        cls,
+        args: Any,
+        script: str,
+        player: Any,
+        learner: Any,
+        update: int = 0,
+        trained: Path | None = None,
+        record: dict[str, Any] | None = None,
+    ) -> "Run":
+        """A run that trains nothing and evaluates a learner as it was after `update` updates. trained, record: the
+        folder of the run that has trained it and its args.json, if that is known."""
         if not args.num_eval_episodes and not args.capture_video:
             where = f"--evaluate {args.evaluate}"
             raise UsageError(f"{where}: nothing to do with --num-eval-episodes 0 and without --capture-video")
-        run = cls(args, script, player, only=(update, steps))
+        if record is None:
+            run = cls(args, script, player, only=(update, 0, 0))
+        else:
+            folder.warn_if_edited(trained, record, args, script)
+            steps = record["args"]["num_envs"] * record["args"]["num_steps"]
+            run = cls(args, script, player, only=(update, steps, record.get("steps_before", 0)))
         run._state = SimpleNamespace(learner=learner)
         print(f"evaluating {args.evaluate} as it was after update {update}")
         return run
 
-    def __init__(self, args: Any, script: str, player: Any = None, only: tuple[int, int] | None = None):
+    def __init__(self, args: Any, script: str, player: Any = None, only: tuple[int, int, int] | None = None):
         self.args, self._player, self._only, self._state = args, player, only is not None, None
-        self.num_updates, self.steps_per_update = only or (args.num_updates, args.batch_size)
+        self.num_updates, self.steps_per_update, before = only or (args.num_updates, args.batch_size, None)
         self.is_main = jax.process_index() == 0  # it alone writes all but the checkpoints
         self.path = Path(args.resume) if args.resume else folder.make(args, script)
         self.checkpoints = self.path / "checkpoints"
@@ -130,8 +146,8 @@ class Run:
         self._born, self._shown = self._clock, {}
         self.compile_s: float | None = None  # seconds that compiling the update took, here and now
         self._script = script
-        opened = devices.together(lambda: folder.open_record(self.path, args, script) if self.is_main else (None, None))
-        self._record, self._lock = opened
+        opened = lambda: folder.open_record(self.path, args, script, before) if self.is_main else (None, None)  # noqa: E731
+        self._record, self._lock = devices.together(opened)
 
     def restore(self, state: Any) -> Any:
         """The state in the newest intact checkpoint if --resume is given, else `state`. Environments on the host are
