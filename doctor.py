@@ -233,6 +233,7 @@ def intervene(args: Args, source: str) -> None:
     budget = args.budget or max(saved.total_timesteps // 4, 10 * most)
     if budget < most:
         raise UsageError(f"--budget {budget}: the largest update here has {most} steps; take ten of them, {10 * most}")
+    budget -= budget % most  # so that all branches have as many steps
     folder = found / "doctor"
     cells = levers.cells_of(run, record["script"], saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]
@@ -241,12 +242,16 @@ def intervene(args: Args, source: str) -> None:
     if args.dry_run:
         return print("\n".join(shlex.join(grid.command(cell, folder)) for cell in missing))
     if missing:
-        say(f"{len(missing)} of {len(cells)} branches are missing; their output goes to {folder}/*.log")
+        steps = sum(dict(cell.flags)["total_timesteps"] for cell in missing)
+        cost = f"they cost as much as {steps / saved.total_timesteps:.2g} such runs, and their output"
+        say(f"{len(missing)} of {len(cells)} branches are missing; {cost} goes to {folder}/*.log")
     with tqdm(total=len(cells), initial=len(cells) - len(missing), unit=" branches") as bar:
         jobs = args.jobs or grid.cores_or_one()
         failed = grid.run_missing(missing, folder, jobs, say, lambda _: bar.update() and None)
     start = "from scratch" if args.fresh else f"from {run}"
-    print(f"branches of {engineering(budget)} steps {start}; return over their last quarter:")
+    falls = " or ".join(arguments.flag(name) for name in ("anneal_lr", "anneal_ent") if getattr(saved, name))
+    anew = f"; what {falls} lets fall begins anew in all of them" * bool(falls and not args.fresh)
+    print(f"branches of {engineering(budget)} steps {start}{anew}; return over their last quarter:")
     for name, outcome in levers.outcomes(folder, cells).items():
         print(f"  {name:<16}{compared(*outcome):<52} {chosen[name].what}")
     draw(levers.curves(folder, cells), found / "doctor-branches.png", f"{run}: branches with a change each")
@@ -261,8 +266,10 @@ def compared(returns: np.ndarray, effect: Effect) -> str:
     if not ended.all():
         return f"{'-':>10}  {ended.sum()} of {len(ended)} seeds have a return"
     shown = f"{returns.mean():>10.4g}"
-    if effect.what == "control" or not np.isfinite(effect.low):
+    if effect.what == "control":
         return shown
+    if not np.isfinite(effect.low):
+        return f"{shown}  {effect.estimate:+9.3g} (an interval needs 3 seeds)"
     found = "lifts" if effect.low > 0 else "lowers" if effect.high < 0 else "undecided"
     return f"{shown}  {effect.estimate:+9.3g} ({effect.low:+.3g} to {effect.high:+.3g}) {found}"
 
@@ -275,7 +282,9 @@ def count_environments(args: Args, source: str) -> None:
     for p in points:
         fresh = f"{p.fresh:.2g} ± {p.width:.1g}"
         per_step, per_second = 1e6 * p.fresh / p.transitions, p.fresh / p.seconds
-        gains = f"{p.own:>9.2g} {fresh:>18} {p.signal:>9.2f} {per_step:>11.4f} {per_second:>8.4f} {p.kl:>8.2g}"
+        share = f"{p.signal:>9.2f} {per_step:>11.4f} {per_second:>8.4f}"
+        share = share if p.fresh > p.width else f"{'–':>9} {'–':>11} {'–':>8}"  # of what may be nothing
+        gains = f"{p.own:>9.2g} {fresh:>18} {share} {p.kl:>8.2g}"
         print(f"{p.num_envs:>14,} {gains}")
     print(recommendation(points))
 

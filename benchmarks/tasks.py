@@ -36,7 +36,7 @@ GROUPS = {  # what the page says of each
     "headline": (
         "Seconds until a score",
         "Each run was alone on all cores. Seconds are those of training; on top come imports and compiling, of which "
-        "the table has the longest (about 4 s where JAX's cache has our program). Compare runs on one CPU. The other "
+        "the table has the longest (about 2 s where JAX's cache has our program). Compare runs on one CPU. The other "
         "programs train in one call, so their seconds are taken to pass evenly. Three seeds mislead (two more of ours "
         "with PureJaxRL's flags ended at 57 and 52 on such a CPU): compare minutes. rejax (one seed ended at 0.5) has "
         "these flags, but clips by element, with Adam's epsilon 1e-8 and flax's initialisation. PureJaxQL has its own "

@@ -35,6 +35,7 @@ def levers_of(args: Any) -> dict[str, Lever]:
     """The levers that this run has, the control first."""
     # PPO's own proximal policy, the behaviour policy, is on average half an update of gradient steps behind.
     com = getattr(args, "com", 0.0) or args.update_epochs * args.num_minibatches / 2
+    epochs = max(1, args.update_epochs // 4)
     bonus = "5 x the entropy bonus" if args.ent_coef else "an entropy bonus"
     found = {
         "control": Lever("nothing changed", {}),
@@ -42,7 +43,7 @@ def levers_of(args: Any) -> dict[str, Lever]:
         "minibatch": Lever("8 x larger minibatches", {"minibatch_size": 8 * args.minibatch_size}),
         "lr": Lever("a quarter of the learning rate", {"learning_rate": args.learning_rate / 4}),
         "lr_up": Lever("4 x the learning rate", {"learning_rate": 4 * args.learning_rate}),
-        "epochs": Lever("a quarter of the epochs", {"update_epochs": max(1, args.update_epochs // 4)}),
+        "epochs": Lever(f"{epochs} of {args.update_epochs} epochs", {"update_epochs": epochs}),
         "eps": Lever("a quarter of epsilon", {"clip_eps": args.clip_eps / 4}),
         "com": Lever("16 x the centre of mass", {"com": float(16 * com)}, "ppo_ewma"),
         "entropy": Lever(bonus, {"ent_coef": 5 * args.ent_coef or 0.01}),

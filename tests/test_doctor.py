@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import re
 import shlex
 import types
 from pathlib import Path
@@ -24,6 +25,7 @@ from clinic import advice, diagnosis, how_many, levers, records, usual
 from common import envs
 from common.run import checkpoints
 from common.run.arguments import flag, parse
+from experiments import effects
 
 LINES = 200
 X = np.linspace(0, 1, LINES)
@@ -606,6 +608,8 @@ def test_outcomes_are_differences_seed_by_seed(tmp_path):
     expected = scipy.stats.ttest_rel(returns, found["control"][0]).confidence_interval(1 - 0.05 / 2)
     np.testing.assert_allclose([effect.low, effect.high], expected)
     assert "3 of 4 seeds have a return" in doctor.compared(*found["lr"])
+    told = doctor.compared(np.array([5.0]), effects.difference("eps", np.array([2.0])))
+    assert told.split(maxsplit=2) == ["5", "+2", "(an interval needs 3 seeds)"]
 
 
 def test_branches_from_scratch_need_no_checkpoint_and_others_wait_for_the_end_of_the_run(tmp_path, monkeypatch, capsys):
@@ -614,6 +618,10 @@ def test_branches_from_scratch_need_no_checkpoint_and_others_wait_for_the_end_of
     assert "it has no checkpoint" in call(capsys, run, *words)[2]
     code, out, _ = call(capsys, run, *words, "--fresh")
     assert code == 0 and len(out.splitlines()) == 10 and "--init-from" not in out
+    largest = 8 * 64 * 32
+    words_of_all = ("--intervene", "--levers", "envs", "--dry-run", "--fresh", "--budget", 3 * largest + 5000)
+    steps = {*re.findall(r"--total-timesteps (\d+)", call(capsys, run, *words_of_all)[1])}
+    assert steps == {str(3 * largest)}  # whole updates of the largest branch for all
     code, _, err = call(capsys, tmp_path, *words, "--fresh")
     assert code == 2 and "not the folder of a run" in err
     for update in (6, 7):

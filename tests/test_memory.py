@@ -25,6 +25,11 @@ def test_the_limit_of_a_group_is_the_smallest_above_it(tmp_path, groups, limits,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert memory.cgroup_limit(tmp_path) == smallest
+    if smallest < math.inf:  # of which something is in use; what files are cached in can be had
+        place = next((tmp_path / name).parent for name, text in files.items() if text == str(smallest))
+        (place / "memory.current").write_text("250\n")
+        (place / "memory.stat").write_text("anon 100\nfile 150\ninactive_file 120\n")
+        assert memory.cgroup_limit(tmp_path) == smallest - 130
 
 
 def test_the_limit_of_the_group_is_that_of_cpu_devices(monkeypatch, tmp_path):

@@ -28,15 +28,20 @@ def device_bytes(devices: list[jax.Device]) -> int:
 
 
 def cgroup_limit(root: Path = Path("/")) -> float:
-    """The memory limit of this process's container or Slurm job: the smallest of its cgroup's (version 2) and those of
-    the groups around it. Infinite if there is none. root: where /proc and /sys are."""
+    """The memory that is free in this process's container or Slurm job: the least in its cgroup (version 2) and the
+    groups around it, where what files are cached in counts as free. Infinite if there is no limit. root: where /proc
+    and /sys are."""
     limits = [math.inf]
     with contextlib.suppress(OSError):  # not Linux
         # In a container the path may be the host's; then only the top of it is there.
         group = Path((root / "proc/self/cgroup").read_text().strip().rpartition("::/")[2])
         for folder in (group, *group.parents):
+            place = root / "sys/fs/cgroup" / folder
             with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
-                limits.append(int((root / "sys/fs/cgroup" / folder / "memory.max").read_text()))
+                limits.append(int((place / "memory.max").read_text()))
+                used = int((place / "memory.current").read_text())
+                cached = re.search(r"^inactive_file (\d+)$", (place / "memory.stat").read_text(), re.MULTILINE)
+                limits[-1] -= max(0, used - int(cached[1] if cached else 0))
     return min(limits)
 
 
