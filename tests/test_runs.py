@@ -326,6 +326,22 @@ def test_resumed_run_equals_a_straight_one(args, capsys):
     assert json.loads((broken / "summary.json").read_text())["updates"] == 10
 
 
+def test_flags_that_do_nothing_are_named(args, capsys):
+    @dataclasses.dataclass(frozen=True)
+    class WithLevels(Args):
+        num_levels: int = 512
+
+    given = dict(wandb_group="x", eval_every=3, num_eval_episodes=0, runs_dir=args.runs_dir)
+    runs.begin(WithLevels(num_levels=7, **given), __file__)
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "note: --eval-every has no effect with --num-eval-episodes 0",
+        "note: --num-levels has no effect on suite/Toy-v0",
+        "note: --wandb-group has no effect without --track",
+    ]
+    runs.begin(WithLevels(track=True, **given | {"num_eval_episodes": 4}), __file__)
+    assert not capsys.readouterr().err
+
+
 def test_what_is_another_version_is_warned_of_and_the_run_goes_on(args, capsys):
     path, _ = train(dataclasses.replace(args, checkpoint_every=4), stop_after=7)
     (path / "source.py").write_text("# as it was\n")

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from common import envs
 from common.run import checkpoints, devices, folder, memory, plots
-from common.run.arguments import UsageError, apply_scaling, describe
+from common.run.arguments import UsageError, apply_scaling, describe, flag
 from common.run.checkpoints import checkpoint_updates, first_line
 from common.run.command import SIGNALS, Diverged, raised_on_host
 from common.run.tracking import Tracker, plain, pool, say
@@ -41,8 +41,13 @@ def begin(args: Any, script: str) -> Any:
     applied. `script` is the calling script's __file__."""
     devices.start(args)
     args = devices.together(lambda: folder.settle(args, script))
+    idle = {} if args.track else {name: "without --track" for name in args.named if name.startswith("wandb_")}
     if "num_levels" in args.named and args.env_id != "kinetix/locomotion":
-        say(f"note: --num-levels {args.num_levels} has no effect on {args.env_id}")
+        idle["num_levels"] = f"on {args.env_id}"
+    if "eval_every" in args.named and not args.num_eval_episodes:
+        idle["eval_every"] = "with --num-eval-episodes 0"
+    for name, why in idle.items():
+        say(f"note: {flag(name)} has no effect {why}")
     return apply_scaling(args) if hasattr(args, "scaling") else args
 
 
