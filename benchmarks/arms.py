@@ -302,7 +302,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
             axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
-            axis.annotate(what, (0.02, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="0.4")
+            place = dict(xycoords=("axes fraction", "data"), va="bottom", ha="center")
+            axis.annotate(what, (0.65, value), **place, fontsize=8, color="0.4")
         axis.set(title=game, xlabel="million environment steps", ylabel="return in training", ylim=(0, None))
     labels, axis = [], axes[0, -1]
     for colour, (a, b, *_) in zip(plots.COLOURS, CLAIMS, strict=False):
@@ -311,10 +312,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for what, (middle, low, high) in (differences(*of, level) if enough else {}).items():
             axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
             axis.plot(middle, -len(labels), "o", color=colour)
-            pair = f"{name[a]} less {name[b]}:\n" if what == "interquartile mean" else ""
+            pair = f"{name[a]} less {name[b]}: " if what == "interquartile mean" else ""
             labels.append(pair + what.removesuffix("-MinAtar"))
     axis.axvline(0, color="0.3", linewidth=1)
-    axis.set_yticks(-np.arange(len(labels)), labels)
+    axis.set_yticks(-np.arange(len(labels)), labels, fontsize=9)
     axis.set(title=f"Differences, {100 * level:.4g} % intervals", xlabel="score: 1 is published, 0 random")
     told = "Mean over seeds of returns in training, 95 % t-interval. Differences: final policies, evaluated."
     report.save_figure(figure, path, f"{told} Published: discogen's PPO, without sticky actions.")

@@ -18,7 +18,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import arms, long_runs, report
+from benchmarks import long_runs, report
 from common.metrics import sample_size
 from common.run import plots
 
@@ -60,25 +60,6 @@ def over_seeds(runs: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     return told
 
 
-def draw(runs: dict[str, Any], path: Path) -> None:
-    """Gains on a logarithmic axis, an arm in each panel."""
-    figure, axes = report.new_figure(1, len(long_runs.ARMS), "Could the log tell a rising run from one that stands?")
-    for axis, (arm, eighths) in zip(axes[0], over_seeds(runs).items(), strict=True):
-        steps = (np.arange(PARTS) + 0.5) * long_runs.ARGS.total_timesteps / PARTS / 1e6
-        lines = {"own": "on its own transitions", "half": "that the log can tell from 0 on fresh ones"}
-        lines |= {"required": "that the rise of the return requires"}
-        for colour, (name, what) in zip(plots.COLOURS, lines.items(), strict=False):
-            axis.plot(steps, [of[name] for of in eighths], color=colour, linewidth=2, label=what * (arm != "small"))
-        fresh = np.array([of["fresh"] for of in eighths])
-        what = "measured on fresh ones, if above 0" * (arm != "small")  # one legend for both
-        axis.plot(steps[fresh > 0], fresh[fresh > 0], "o", color="0.3", label=what)
-        title = "{:,} × {:,}".format(*arms.ARMS[arm][:2])
-        axis.set(
-            title=title, xlabel="million environment steps", ylabel="gain of an update", yscale="log", ylim=(1e-6, 0.1)
-        )
-    report.save_figure(figure, path, "Breakout, means of five seeds; gains in standard deviations of the advantage.")
-
-
 def main() -> None:
     runs = {}
     for cell in long_runs.cells():
@@ -88,7 +69,6 @@ def main() -> None:
         arm = cell.name.split("_")[1].removeprefix("arm-")
         runs[cell.name] = {"arm": arm, "seed": flags["seed"], "parts": in_parts(plots.read_lines(folder), flags)}
     report.write(OUT, report.record(runs=runs))
-    draw(runs, OUT.with_suffix(".png"))
     for arm, eighths in over_seeds(runs).items():
         print(arm, *({k: float(f"{x:.3g}") for k, x in of.items()} for of in eighths), sep="\n")
 

@@ -209,6 +209,7 @@ def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str
         of = study.differences(scores[a], scores[b], level)
         _, low, high = of["interquartile mean"]
         verdict = study.judged(low, high, *margin) if seeds >= study.FIRST else "open"
+        verdict += f", {named(b)} ends higher" * (verdict == "refuted" and margin[0][0] == 0 > high)
         verdict += f" ({seeds} of {wanted} seeds)" * (seeds < wanted)
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
         claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
@@ -231,12 +232,12 @@ def flags_of_arms(found: dict[str, Any]) -> None:
                 values = sorted(trial["flags"][name] for trial in near)
                 low, value, high = (f"{x:.2g}" if isinstance(x, float) else str(x)
                                     for x in (values[0], best["flags"][name], values[-1]))  # fmt: skip
-                row.append(value + "*" * (name in edges) + f" ({low} to {high})" * (low != high))
+                also = f" (or {low})" if isinstance(values[0], bool) else f" ({low}–{high})"
+                row.append(value + "*" * (name in edges) + also * (low != high))
         rows.append(row + ["–"] * (3 + len(names) - len(row)))
     near = f"best trial (as good within {study.NEAR:g})"
     table(["N × K", "trials", near, *(f"`--{name.replace('_', '-')}`" for name in names)], rows)
-    print("\n\\* the first or last choice, or in the outer tenth of the range that was searched. In brackets: flags of")
-    print(f"the trials within {study.NEAR:g} of the best.\n")
+    print("\n\\* the first or last choice, or the outer tenth of its range. In brackets: of trials nearly as good.\n")
 
 
 def long_runs() -> None:

@@ -279,7 +279,7 @@ def later_arm() -> None:
         took = [np.median([run["seconds"] for run in runs if run["env_id"] == game]) / 60 for game in study.GAMES]
         minutes.append(f"{named(arm)} {took[0]:.1f} and {took[1]:.1f}")
     text += f"Minutes of a run on one core of an Intel Xeon, another busy (medians): {'; '.join(minutes)}."
-    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def asked() -> None:
@@ -289,7 +289,7 @@ def asked() -> None:
     runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
     scores, level = study.looked_at(runs)
     verdicts = [verdict for *_, verdict in claims_of_arms(scores, level, study.fails_gate(runs))]
-    more = [f"higher{' by 0.05 or more' * verdict.startswith('refuted')}: {verdict}" for verdict in verdicts]
+    more = [f"higher{' by 0.05 or more' * (verdict == 'refuted')}: {verdict}" for verdict in verdicts]
     less = []
     for a, b, *_ in study.CLAIMS:
         if min(len(scores[a]), len(scores[b])) < effects.FEWEST:
