@@ -12,7 +12,7 @@ pytest.importorskip("optuna")
 
 # isort: split
 import ppo
-from benchmarks import arms, fresh_gain, long_runs, pages_of_figures, plateaus, recipes, third_game
+from benchmarks import arms, fresh_gain, long_runs, pages, pages_of_figures, plateaus, recipes, third_game
 from experiments import effects
 from experiments.references import REFERENCES
 
@@ -85,6 +85,25 @@ def test_a_second_look_has_eight_seeds_of_all_arms_or_is_the_first(missing, seen
     a, b = np.random.default_rng(0).normal(size=(2, 10, 2))
     widths = [np.subtract(*arms.differences(a, b, level)["interquartile mean"][:0:-1]) for level in (0.9, 0.975, 0.99)]
     assert widths == sorted(widths) and widths[0] > 0
+
+
+def test_who_ends_higher_is_named_where_a_claim_of_more_is_below_0(capsys):
+    rng = np.random.default_rng(2)
+    levels = {"small": 0.8, "many": 0.7, "long": 0.5, "middle": 0.81}
+    scores = {arm: level + 0.01 * rng.normal(size=(10, 2)) for arm, level in levels.items()}
+    told = [row[-1] for row in pages.claims_of_arms(scores, 0.95, [])]
+    assert told[:2] == ["refuted, 64 × 32 ends higher", "refuted"]
+    assert told[2:] == ["holds, but is below 0.05", "refuted, 512 × 32 ends higher"]
+    base = {"clip_eps": 0.2, "gae_lambda": 0.8, "ent_coef": 0.06, "update_epochs": 3, "minibatch_size": 512}
+    given = [
+        {"learning_rate": 1.0, "anneal_lr": True},
+        {"learning_rate": 0.1, "anneal_lr": False},
+        {"learning_rate": 0.01},
+    ]
+    trials = [{"score": 0.8 - 0.03 * i, "flags": flags | base} for i, flags in enumerate(given)]
+    pages.flags_of_arms({"trials": {"middle": trials * 4}})
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| 512 × 32"))
+    assert "| 0.80 (8) | 1* (0.1–1) | True (or False) | 0.2 | 0.8 | 0.06 | 3 | 512* |" in row
 
 
 def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
