@@ -233,7 +233,9 @@ def intervene(args: Args, source: str) -> None:
     budget = args.budget or max(saved.total_timesteps // 4, 10 * most)
     if budget < most:
         raise UsageError(f"--budget {budget}: the largest update here has {most} steps; take ten of them, {10 * most}")
-    budget -= budget % most  # so that all branches have as many steps
+    if args.budget and budget % most:
+        say(f"note: --budget {budget} is {budget - budget % most} for whole updates of all branches")
+    budget -= budget % most
     folder = found / "doctor"
     cells = levers.cells_of(run, record["script"], saved, chosen, budget, range(args.seeds), args.fresh)
     missing = [cell for cell in cells.values() if grid.state(cell, folder) != "finished"]

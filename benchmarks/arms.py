@@ -273,6 +273,12 @@ def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple
     return "refuted" if outside else "open"
 
 
+def told_of(verdict: str, high: float, b: str, claimed: tuple[float, float]) -> str:
+    """A verdict, with who ends higher if a claim that another does is refuted by an interval below 0."""
+    name = "{:,} × {:,}".format(*ARMS[b][:2])
+    return f"{verdict}, {name} ends higher" if verdict == "refuted" and claimed[0] == 0 > high else verdict
+
+
 def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
     """The flags that are in the last tenth of their searched range, or its last choice, at either end."""
     found = set()

@@ -227,7 +227,7 @@ def make(args: Args, rows: Sequence[Row]) -> list[str]:
             peers.prepare(*program)
         todo.sort(key=lambda cell: wanted[by_name[cell.name]][1])  # a first seed of all rows
         jobs = 1 if alone else args.workers or grid.cores_or_one()
-        if alone:  # so that the page's seconds of compiling are those of a first run
+        if alone:  # from here on: so that the page's seconds of compiling are those of a first run
             os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         say = lambda text: print(text, flush=True)  # noqa: E731
         failed += grid.run_missing(todo, args.runs_dir, jobs, say, then)

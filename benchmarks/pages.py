@@ -209,7 +209,7 @@ def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str
         of = study.differences(scores[a], scores[b], level)
         _, low, high = of["interquartile mean"]
         verdict = study.judged(low, high, *margin) if seeds >= study.FIRST else "open"
-        verdict += f", {named(b)} ends higher" * (verdict == "refuted" and margin[0][0] == 0 > high)
+        verdict = study.told_of(verdict, high, b, margin[0])
         verdict += f" ({seeds} of {wanted} seeds)" * (seeds < wanted)
         verdict = f"none: the gate fails on {', '.join(failed)}" if failed else verdict
         claims.append([number, what, claim, *(signed(*x, digits=2) for x in of.values()), verdict])
@@ -232,7 +232,7 @@ def flags_of_arms(found: dict[str, Any]) -> None:
                 values = sorted(trial["flags"][name] for trial in near)
                 low, value, high = (f"{x:.2g}" if isinstance(x, float) else str(x)
                                     for x in (values[0], best["flags"][name], values[-1]))  # fmt: skip
-                also = f" (or {low})" if isinstance(values[0], bool) else f" ({low}–{high})"
+                also = f" (or {not best['flags'][name]})" if isinstance(values[0], bool) else f" ({low}–{high})"
                 row.append(value + "*" * (name in edges) + also * (low != high))
         rows.append(row + ["–"] * (3 + len(names) - len(row)))
     near = f"best trial (as good within {study.NEAR:g})"

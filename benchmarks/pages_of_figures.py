@@ -267,7 +267,8 @@ def later_arm() -> None:
     for number, (a, b, _, *margin) in enumerate(study.CLAIMS, 1):
         if study.LATER in (a, b):
             _, low, high = study.differences(scores[a], scores[b], level)["mean"]
-            by_mean.append(f"claim {number} {study.judged(low, high, *margin)}")
+            verdict = study.told_of(study.judged(low, high, *margin), high, b, margin[0])
+            by_mean.append(f"claim {number} {verdict}")
     theirs = [x for x in read("recipes")["runs"].values() if (x["arm"], x["env_id"]) == ("larger", game)]
     less = effects.difference("", later[:, 1], np.array([reference_score(game, x["return"]) for x in theirs]))
     text = f"By the means' intervals: {', '.join(by_mean)}. {named(study.LATER)} less 512 × 32 with the flags of "
@@ -276,6 +277,8 @@ def later_arm() -> None:
     minutes = []
     for arm in sorted(study.ARMS, key=lambda arm: study.ARMS[arm][1::-1]):
         runs = [run for run in found["runs"].values() if run["arm"] == arm and "Intel" in run["machine"]["cpu"]]
+        if not runs:
+            continue
         took = [np.median([run["seconds"] for run in runs if run["env_id"] == game]) / 60 for game in study.GAMES]
         minutes.append(f"{named(arm)} {took[0]:.1f} and {took[1]:.1f}")
     text += f"Minutes of a run on one core of an Intel Xeon, another busy (medians): {'; '.join(minutes)}."
@@ -289,7 +292,7 @@ def asked() -> None:
     runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
     scores, level = study.looked_at(runs)
     verdicts = [verdict for *_, verdict in claims_of_arms(scores, level, study.fails_gate(runs))]
-    more = [f"higher{' by 0.05 or more' * (verdict == 'refuted')}: {verdict}" for verdict in verdicts]
+    more = [f"higher{' by 0.05 or more' * (x.startswith('refuted') and 'ends' not in x)}: {x}" for x in verdicts]
     less = []
     for a, b, *_ in study.CLAIMS:
         if min(len(scores[a]), len(scores[b])) < effects.FEWEST:

@@ -28,7 +28,9 @@ def test_the_limit_of_a_group_is_the_smallest_above_it(tmp_path, groups, limits,
     if smallest < math.inf:  # of which something is in use; what files are cached in can be had
         place = next((tmp_path / name).parent for name, text in files.items() if text == str(smallest))
         (place / "memory.current").write_text("250\n")
-        (place / "memory.stat").write_text("anon 100\nfile 150\ninactive_file 120\n")
+        (place / "memory.stat").write_text(
+            "anon 100\nfile 150\ninactive_file 90\nactive_file 20\nslab_reclaimable 10\n"
+        )
         assert memory.cgroup_limit(tmp_path) == smallest - 130
 
 

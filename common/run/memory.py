@@ -40,8 +40,9 @@ def cgroup_limit(root: Path = Path("/")) -> float:
             with contextlib.suppress(OSError, ValueError):  # no such group, and "max" is not a number
                 limits.append(int((place / "memory.max").read_text()))
                 used = int((place / "memory.current").read_text())
-                cached = re.search(r"^inactive_file (\d+)$", (place / "memory.stat").read_text(), re.MULTILINE)
-                limits[-1] -= max(0, used - int(cached[1] if cached else 0))
+                of = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                free = sum(int(of.get(x, 0)) for x in ("inactive_file", "active_file", "slab_reclaimable"))
+                limits[-1] -= max(0, used - free)
     return min(limits)
 
 

@@ -44,7 +44,7 @@ def begin(args: Any, script: str) -> Any:
     idle = {} if args.track else {name: "without --track" for name in args.named if name.startswith("wandb_")}
     if "num_levels" in args.named and args.env_id != "kinetix/locomotion":
         idle["num_levels"] = f"on {args.env_id}"
-    if "eval_every" in args.named and not args.num_eval_episodes:
+    if "eval_every" in args.named and not args.num_eval_episodes and not args.evaluate:
         idle["eval_every"] = "with --num-eval-episodes 0"
     for name, why in idle.items():
         say(f"note: {flag(name)} has no effect {why}")
