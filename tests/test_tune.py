@@ -91,6 +91,7 @@ def test_a_study_of_something_else_is_refused():
 
 
 def test_a_trial_that_diverges_has_failed_and_the_others_go_on(capsys):
+    study().enqueue_trial({"learning_rate": 0.005})  # chance might try none above
     found = run("--break-above", "0.002", trials=8, search=("learning_rate=1e-4:1e-2:log",))
     states = {t.params["learning_rate"] > 0.002: t.state for t in found.trials}
     assert states == {True: TrialState.FAIL, False: TrialState.COMPLETE}
