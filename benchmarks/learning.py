@@ -472,7 +472,7 @@ def draw(stored: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     for axis, label in zip(axes.T, ("million environment steps", "seconds of training (logarithmic)"), strict=True):
         for each in axis:
             each.set(xlabel=label, ylim=(0, None))
-    told = "Left: mean over seeds; from five on, 95 % t-interval. Right: likewise each seed that ran alone, compiled."
+    told = "Left: mean over seeds; from five on, 95 % t-interval. Right: each seed that ran alone; no compiling."
     report.save_figure(figure, path, told)
 
 
