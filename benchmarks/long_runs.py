@@ -6,6 +6,7 @@ that do?
 Arms and flags are those of arms.py, whose results it needs. The rules are in experiments/PREREGISTERED.md.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -30,12 +31,15 @@ PGX = tasks.GAMES["Breakout"][1]  # also with sticky actions
 WALL = 32  # a return beyond Breakout's first wall of 30 bricks
 LEVERS, BUDGET = ("control", "envs", "eps", "lr", "entropy"), 4 * 2**20
 ARGS = arms.Args(total_timesteps=3 * 10_485_760, out=Path("results/long_runs.json"), runs_dir=Path("runs/long_runs"))
+LONGEST, LONGEST_SEEDS = dataclasses.replace(ARGS, total_timesteps=10 * 10_485_760), 3
 
 
 def cells() -> list[grid.Cell]:
     """All runs, seed by seed."""
     tuned = arms.Results(arms.Args())
-    return [arms.test(arm, tuned.best(arm), GAME, seed, ARGS) for seed in range(SEEDS) for arm in ARMS]
+    runs = [(arm, seed, ARGS) for seed in range(SEEDS) for arm in (*ARMS, arms.LATER)]
+    runs += [(arm, seed, LONGEST) for seed in range(LONGEST_SEEDS) for arm in ARMS]
+    return [arms.test(arm, tuned.best(arm), GAME, seed, args) for arm, seed, args in runs]
 
 
 def gains(runs: Sequence[dict[str, Any]], game: str = GAME) -> np.ndarray:
