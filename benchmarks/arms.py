@@ -37,7 +37,8 @@ ARMS = {  # N, K, and the sizes of minibatches that are searched
     "long": (64, 2048, "1024,2048,4096,8192,16384"),
     "middle": (512, 32, "512,1024,2048,4096,8192"),
 }
-LATER = "middle"  # judged when the others were known; not on the third game
+LATER = "middle"  # judged when the others were known
+ONCE, MILLION = "once", 32_768  # many's flags with so many environments, ten updates: one run on each of GAMES
 GAMES = ("Breakout-MinAtar", "SpaceInvaders-MinAtar")  # searched, and judged by CLAIMS
 THIRD = "Asterix-MinAtar"  # judged later, with the flags that were searched on the others
 PAIRS = (("many", "small"), ("many", "long"), ("small", "long"))  # compared there; the first is claimed as in CLAIMS
@@ -110,6 +111,11 @@ def test(arm: str, flags: dict[str, Any], env_id: str, seed: int, args: Args, ca
     return grid.named("ppo", flags, varied, arguments.apply_scaling(ppo.Args(**flags)).num_updates)
 
 
+def once(flags: dict[str, Any], env_id: str, args: Args) -> grid.Cell:
+    """The run with most environments."""
+    return test("many", flags | {"num_envs": MILLION}, env_id, 0, args, ONCE)
+
+
 class Results:
     """What is known, in a file that is written after each run."""
 
@@ -145,11 +151,13 @@ class Results:
         """Forget these arms' runs with other flags than those that they have now."""
 
         def now(run: dict[str, Any]) -> str:
+            if run["arm"] == ONCE:
+                return once(self.best("many"), run["env_id"], self.args).name
             if run["arm"] == BORROWED:
                 return test("many", self.best("long"), run["env_id"], run["seed"], self.args, BORROWED).name
             return test(run["arm"], self.best(run["arm"]), run["env_id"], run["seed"], self.args).name
 
-        asked = {*arms, *[BORROWED] * ({"many", "long"} <= {*arms})}
+        asked = {*arms, *[ONCE] * ("many" in arms), *[BORROWED] * ({"many", "long"} <= {*arms})}
         self.runs = {name: run for name, run in self.runs.items() if run["arm"] not in asked or name == now(run)}
 
     def keep(self, cell: grid.Cell) -> None:
@@ -182,7 +190,7 @@ def returns(found: dict[str, Any], key: str = "return") -> dict[str, dict[str, d
     """{arm: {game: {seed: return}}}, or another entry of the runs."""
     of: dict[str, dict[str, dict[int, Any]]] = {arm: {game: {} for game in GAMES} for arm in ARMS}
     for run in found["runs"].values():
-        if run["env_id"] in GAMES:
+        if run["env_id"] in GAMES and run["arm"] in of:
             of[run["arm"]][run["env_id"]][run["seed"]] = run[key]
     return of
 
@@ -240,6 +248,22 @@ def over_games(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, f
     return float(middle), float(middle - half), float(middle + half)
 
 
+def of_later(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The later arm's runs of the third game."""
+    return [run for run in found["runs"].values() if (run["arm"], run["env_id"]) == (LATER, THIRD)]
+
+
+def later_on_third(
+    found: dict[str, Any], third: dict[str, list[dict[str, Any]]]
+) -> tuple[effects.Effect, str, effects.Effect]:
+    """What the rules ask of the later arm on the third game: its scores less those of small, the verdict, and those of
+    many less its own. third: what on_third gives."""
+    score = lambda runs: np.array([reference_score(THIRD, run["return"]) for run in runs])  # noqa: E731
+    later, small, many = map(score, (of_later(found), third["small"], third["many"]))
+    less = effects.difference("", later, small)
+    return less, of_more(less.low, less.high, "small"), effects.difference("", many, later)
+
+
 def third_effects(
     found: dict[str, Any], third: dict[str, list[dict[str, Any]]]
 ) -> dict[tuple[str, str], list[tuple[float, float, float]]]:
@@ -273,10 +297,19 @@ def judged(low: float, high: float, claimed: tuple[float, float], refuted: tuple
     return "refuted" if outside else "open"
 
 
+def named(arm: str) -> str:
+    return "{:,} × {:,}".format(*ARMS[arm][:2])
+
+
 def told_of(verdict: str, high: float, b: str, claimed: tuple[float, float]) -> str:
     """A verdict, with who ends higher if a claim that another does is refuted by an interval below 0."""
-    name = "{:,} × {:,}".format(*ARMS[b][:2])
-    return f"{verdict}, {name} ends higher" if verdict == "refuted" and claimed[0] == 0 > high else verdict
+    return f"{verdict}, {named(b)} ends higher" if verdict == "refuted" and claimed[0] == 0 > high else verdict
+
+
+def of_more(low: float, high: float, b: str) -> str:
+    """What the rules say of the claim that more environments than those of arm b end higher."""
+    claimed, refuted = CLAIMS[0][3:]
+    return told_of(judged(low, high, claimed, refuted), high, b, claimed)
 
 
 def at_edge(arm: str, flags: dict[str, Any]) -> set[str]:
@@ -298,13 +331,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """Each game's returns in training, and all differences of scores."""
     curves, (scores, level) = returns(found, "curve"), looked_at(returns(found))
     figure, axes = report.new_figure(1, len(GAMES) + 1, "Arms with the flags that a search of their own found")
-    name = {arm: "{:,} × {:,}".format(*ARMS[arm][:2]) for arm in ARMS}
     for axis, game in zip(axes[0], GAMES, strict=False):
         for colour, arm in zip(plots.COLOURS, ARMS, strict=False):
             if len(curves[arm][game]) >= effects.FEWEST:
                 steps, values = learning.on_one_grid(curves[arm][game].values())
                 middle, width = plots.mean_and_ci(values)
-                axis.plot(steps / 1e6, middle, color=colour, label=f"{name[arm]}; seeds: {values.shape[1]}")
+                axis.plot(steps / 1e6, middle, color=colour, label=f"{named(arm)}; seeds: {values.shape[1]}")
                 axis.fill_between(steps / 1e6, middle - width, middle + width, color=colour, alpha=0.2, linewidth=0)
         for value, what in zip(REFERENCES[game], ("random", "published"), strict=True):
             axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
@@ -318,7 +350,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for what, (middle, low, high) in (differences(*of, level) if enough else {}).items():
             axis.plot((low, high), (-len(labels),) * 2, color=colour, linewidth=2)
             axis.plot(middle, -len(labels), "o", color=colour)
-            pair = f"{name[a]} less {name[b]}: " if what == "interquartile mean" else ""
+            pair = f"{named(a)} less {named(b)}: " if what == "interquartile mean" else ""
             labels.append(pair + what.removesuffix("-MinAtar"))
     axis.axvline(0, color="0.3", linewidth=1)
     axis.set_yticks(-np.arange(len(labels)), labels, fontsize=9)
@@ -341,8 +373,10 @@ def main(args: Args) -> None:
         for seed in range(args.seeds)
         for arm in tuned
         for game in (*GAMES, THIRD)
-        if game != THIRD or (arm != LATER and (EARLIER if arm == "small" else 0) <= seed < THIRD_SEEDS)
+        if game != THIRD or (EARLIER if arm == "small" else 0) <= seed < THIRD_SEEDS
     ]
+    if "many" in tuned:
+        cells += [once(results.best("many"), game, args) for game in GAMES]
     if {"many", "long"} <= {*tuned}:  # added afterwards: is it the flags?
         cells += [test("many", results.best("long"), THIRD, seed, args, BORROWED) for seed in range(min(4, args.seeds))]
     if args.list:

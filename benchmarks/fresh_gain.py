@@ -62,7 +62,7 @@ def over_seeds(runs: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
 
 def main() -> None:
     runs = {}
-    for cell in long_runs.cells():
+    for cell in long_runs.cells():  # 64 and 4,096 environments, 31.5M steps
         folder, flags = long_runs.ARGS.runs_dir / cell.name, dict(cell.flags)
         if not (folder / "metrics.jsonl").exists():
             raise SystemExit(f"{folder} is not there; python benchmarks/long_runs.py makes it")

@@ -1,7 +1,7 @@
-"""Do 64 environments stand still on Breakout in runs three times as long, where 4,096 go on? And what frees the runs
-that do?
+"""Do 64 environments stand still on Breakout in runs three and ten times as long, where 4,096 go on? And what frees the
+runs that do?
 
-    python benchmarks/long_runs.py     # what is missing: two hours on two cores
+    python benchmarks/long_runs.py     # what is missing: five hours on two cores; goes on where it stopped
 
 Arms and flags are those of arms.py, whose results it needs. The rules are in experiments/PREREGISTERED.md.
 """
@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -26,20 +26,19 @@ from experiments import effects, grid
 from experiments.paper_a import FLAT
 from experiments.references import reference_score
 
-GAME, SEEDS, ARMS = "Breakout-MinAtar", 5, ("small", "many")
+GAME, ARMS = "Breakout-MinAtar", ("small", "many")  # 64 and 4,096 environments; 512 came later
+STEPS, LONGEST = 3 * 10_485_760, 10 * 10_485_760
+SEEDS = {STEPS: 5, LONGEST: 3}
 PGX = tasks.GAMES["Breakout"][1]  # also with sticky actions
-WALL = 32  # a return beyond Breakout's first wall of 30 bricks
+BRICKS, WALL = 30, 32  # in Breakout's first wall; a return beyond it
 LEVERS, BUDGET = ("control", "envs", "eps", "lr", "entropy"), 4 * 2**20
-ARGS = arms.Args(total_timesteps=3 * 10_485_760, out=Path("results/long_runs.json"), runs_dir=Path("runs/long_runs"))
-LONGEST, LONGEST_SEEDS = dataclasses.replace(ARGS, total_timesteps=10 * 10_485_760), 3
+ARGS = arms.Args(out=Path("results/long_runs.json"), runs_dir=Path("runs/long_runs"))
 
 
-def cells() -> list[grid.Cell]:
-    """All runs, seed by seed."""
-    tuned = arms.Results(arms.Args())
-    runs = [(arm, seed, ARGS) for seed in range(SEEDS) for arm in (*ARMS, arms.LATER)]
-    runs += [(arm, seed, LONGEST) for seed in range(LONGEST_SEEDS) for arm in ARMS]
-    return [arms.test(arm, tuned.best(arm), GAME, seed, args) for arm, seed, args in runs]
+def cells(names: Sequence[str] = ARMS, steps: int = STEPS) -> list[grid.Cell]:
+    """These arms' runs of so many steps, seed by seed."""
+    tuned, args = arms.Results(arms.Args()), dataclasses.replace(ARGS, total_timesteps=steps)
+    return [arms.test(arm, tuned.best(arm), GAME, seed, args) for seed in range(SEEDS[steps]) for arm in names]
 
 
 def gains(runs: Sequence[dict[str, Any]], game: str = GAME) -> np.ndarray:
@@ -73,21 +72,26 @@ def freed(run: Path) -> dict[str, Any]:
     return told
 
 
-def by_arm(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Each arm's runs, of the seeds that all arms have."""
-    of = {arm: {run["seed"]: run for run in runs.values() if run["arm"] == arm} for arm in ARMS}
+def by_arm(runs: dict[str, Any], names: Sequence[str] = ARMS, steps: int = STEPS) -> dict[str, list[dict[str, Any]]]:
+    """Each arm's runs of so many steps, of the seeds that all of these arms have."""
+    long = [run for run in runs.values() if run["curve"][-1][0] == steps]
+    of = {arm: {run["seed"]: run for run in long if run["arm"] == arm} for arm in names}
     seeds = sorted(set.intersection(*(set(found) for found in of.values())))
     return {arm: [found[seed] for seed in seeds] for arm, found in of.items()}
+
+
+def scores(runs: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Of final policies: 0 is a random policy's, 1 a published one's."""
+    return np.array([reference_score(GAME, run["return"]) for run in runs])
 
 
 def claimed(runs: dict[str, Any]) -> list[effects.Effect]:
     """The effects that the rules judge."""
     small, many = by_arm(runs).values()
-    ends = [np.array([reference_score(GAME, run["return"]) for run in of]) for of in (many, small)]
     return [
         effects.difference("gain in the second half, 64 × 32", gains(small), below=FLAT),
         effects.difference("gain in the second half, 4,096 × 32", gains(many), above=FLAT),
-        effects.difference("final score, 4,096 × 32 less 64 × 32", *ends, above=0.0),
+        effects.difference("final score, 4,096 × 32 less 64 × 32", scores(many), scores(small), above=0.0),
     ]
 
 
@@ -98,31 +102,67 @@ def judged(runs: dict[str, dict[str, Any]]) -> str:
     return effects.verdict(claimed(runs)) if passes_gate else "no verdict, returns are too low for one"
 
 
-def draw(runs: dict[str, Any], path: Path) -> None:
-    """Each run's return in training, and final returns beside those of the shorter runs."""
-    shorter, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}
-    figure, axes = report.new_figure(1, 2, "Breakout with sticky actions: runs of 31.5M steps, and of 10.5M")
-    curves, ends = axes[0]
-    for at, (arm, of) in enumerate(by_arm(runs).items()):
-        colour, name = plots.COLOURS[at], "{:,} × {:,}".format(*arms.ARMS[arm][:2])
-        for number, run in enumerate(of):
-            curve = np.array(run["curve"], np.float64)
-            curves.plot(curve[:, 0] / 1e6, curve[:, 2], color=colour, linewidth=1.2, label="" if number else name)
-        for x, steps, values in (
-            (at, "10.5M", shorter[arm][GAME].values()),
-            (at + 2, "31.5M", [run["return"] for run in of]),
-        ):
-            ends.plot([x] * len(values), [*values], "o", color=colour, alpha=0.6)
-            ticks[x] = f"{name}\n{steps} steps"
-    for value, what in ((30, "first wall: 30 bricks"), (PGX, "pgx's PPO, 20M steps")):
-        curves.axhline(value, color="0.5", linestyle=":", linewidth=1)
-        curves.annotate(what, (0.98, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-    curves.set(title="in training", xlabel="million environment steps", ylabel="return", ylim=(0, None))
-    ends.set(title="final policies", ylim=(0, None), xlim=(-0.5, len(ticks) - 0.5))
-    ends.set_xticks([*ticks], [*ticks.values()], fontsize=8)
-    report.save_figure(
-        figure, path, "One line or dot per seed. The arms differ in their flags, too: each has those of its search."
+class Later(NamedTuple):
+    """What the rules ask of 512 environments in runs of 31.5M steps."""
+
+    rises: effects.Effect
+    many_less: effects.Effect
+    verdict: str  # of many_less
+    less_small: effects.Effect  # reported
+
+
+def claimed_later(runs: dict[str, Any]) -> Later | None:
+    """None while there are too few seeds."""
+    small, many, later = (by_arm(runs, [arm])[arm] for arm in (*ARMS, arms.LATER))
+    if len(later) < effects.FEWEST:
+        return None
+    less = effects.difference("4,096 × 32 less 512 × 32", scores(many), scores(later))
+    return Later(
+        effects.difference("gain in the second half, 512 × 32", gains(later), above=FLAT),
+        less,
+        arms.of_more(less.low, less.high, arms.LATER),
+        effects.difference("512 × 32 less 64 × 32", scores(later), scores(small)),
     )
+
+
+def stands_still(run: dict[str, Any]) -> bool:
+    """Whether a run is below the first wall in the last tenth of its training, and no longer rises."""
+    curve = np.array(run["curve"], np.float64)
+    last = np.nanmean(curve[curve[:, 0] > 0.9 * curve[-1, 0], 2])
+    return bool(last < BRICKS and gains([run])[0] < FLAT)
+
+
+def draw(runs: dict[str, Any], path: Path) -> None:
+    """Each run's return in training, and final returns beside those of shorter runs."""
+    short, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}
+    figure, axes = report.new_figure(1, 3, "Breakout with sticky actions: long runs")
+    *panels, ends = axes[0]
+    order = [arm for arm in arms.ARMS if arm in (*ARMS, arms.LATER)]
+    long = {steps: {arm: by_arm(runs, [arm], steps)[arm] for arm in order} for steps in SEEDS}
+    final = {steps: {arm: [run["return"] for run in of[arm]] for arm in order} for steps, of in long.items()}
+    final = {arms.Args.total_timesteps: {arm: [*short[arm][GAME].values()] for arm in order}} | final
+    colours = {arm: plots.COLOURS[at] for at, arm in enumerate(arms.ARMS)}
+    for axis, (steps, of) in zip(panels, long.items(), strict=True):
+        for arm, found in of.items():
+            for number, run in enumerate(found):
+                curve = np.array(run["curve"], np.float64)
+                label = "" if number else arms.named(arm)
+                axis.plot(curve[:, 0] / 1e6, curve[:, 2], color=colours[arm], linewidth=1.2, label=label)
+        for value, what in ((BRICKS, f"first wall: {BRICKS} bricks"), (PGX, "pgx's PPO, 20M steps")):
+            axis.axhline(value, color="0.5", linestyle=":", linewidth=1)
+            place = dict(xycoords=("axes fraction", "data"), ha="right", va="bottom")
+            axis.annotate(what, (0.98, value), **place, fontsize=8)
+        axis.set(title=f"{steps / 1e6:.1f}M steps", xlabel="million environment steps", ylabel="return in training")
+    for group, (steps, of) in enumerate(final.items()):
+        for at, (arm, values) in enumerate(of.items()):
+            ends.plot([4 * group + at] * len(values), values, "o", color=colours[arm], alpha=0.6)
+        ticks[4 * group + 1] = f"{steps / 1e6:.1f}M"
+    ends.set(title="final policies", xlabel="environment steps of a run")
+    ends.set_xticks([*ticks], [*ticks.values()])
+    for axis in axes[0]:
+        axis.set_ylim(0, max(axis.get_ylim()[1] for axis in axes[0]))
+    told = "One line or dot per seed. The arms differ in their flags, too: each has those of its search."
+    report.save_figure(figure, path, told)
 
 
 def main() -> None:
@@ -137,13 +177,15 @@ def main() -> None:
         runs[cell.name] = arms.told(cell, ARGS.runs_dir)
         write()
 
-    grid.complete(cells(), runs, ARGS.runs_dir, None, say, keep)
-    for name in sorted(n for n, run in runs.items() if run["arm"] == "small" and passes(run["curve"], WALL) == np.inf):
-        if name not in branches:
+    asked = [*cells(), *cells([arms.LATER]), *cells(steps=LONGEST)]
+    grid.complete(asked, runs, ARGS.runs_dir, None, say, keep)
+    for name, run in sorted(runs.items()):
+        stays = run in by_arm(runs)["small"] and passes(run["curve"], WALL) == np.inf
+        if stays and name not in branches:
             branches[name] = freed(ARGS.runs_dir / name)
             write()
     draw(runs, out.with_suffix(".png"))
-    print(*claimed(runs), sep="\n")
+    print(*claimed(runs), *(claimed_later(runs) or ()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppo
 from benchmarks import arms as study, long_runs as lasting, tasks
-from benchmarks.arms import ARMS, CLAIMS, GAMES
+from benchmarks.arms import ARMS, CLAIMS, GAMES, named
 from benchmarks.learning import read as read_runs, runs_of
 from clinic.advice import HEALED
 from common.run import plots
@@ -194,10 +194,6 @@ def where(runs: Sequence[dict[str, Any]]) -> str:
     return f"One core each ({', '.join(cpus)}), {' to '.join(dict.fromkeys((days[0], days[-1])))}."
 
 
-def named(arm: str) -> str:
-    return "{:,} × {:,}".format(*ARMS[arm][:2])
-
-
 def claims_of_arms(scores: dict[str, np.ndarray], level: float, failed: list[str] | None) -> list[list[Any]]:
     """The rows of the claims. scores, level: what is looked at; failed: games on which the gate fails."""
     claims, wanted = [], study.Args.seeds
@@ -241,27 +237,31 @@ def flags_of_arms(found: dict[str, Any]) -> None:
 
 
 def long_runs() -> None:
-    """What runs three times as long show of 64 and 4,096 environments."""
+    """What runs three and ten times as long show of 64, 512 and 4,096 environments."""
     found, before = read("long_runs"), study.returns(read("arms"))
-    claims, by_arm = lasting.claimed(found["runs"]), lasting.by_arm(found["runs"])
-    listed = lambda values: ", ".join(f"{x:.0f}" for x in values)  # noqa: E731
-    ends = {arm: [run["return"] for run in of] for arm, of in by_arm.items()}
-    passed = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of] for arm, of in by_arm.items()}
-    verdict = lasting.judged(found["runs"])
+    listed = lambda values: ", ".join(f"{x:.0f}" for x in values) or "–"  # noqa: E731
+    gained = lambda of: ", ".join(f"{x:+.2f}" for x in lasting.gains(of)).replace("-", "−") or "–"  # noqa: E731
     rows = []
-    for arm, of in by_arm.items():
-        waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in passed[arm])
-        gained = ", ".join(f"{x:+.2f}".replace("-", "−") for x in lasting.gains(of))
-        rows.append([named(arm), listed(before[arm][lasting.GAME].values()), listed(ends[arm]), waits, gained])
+    for arm in sorted((*lasting.ARMS, study.LATER), key=lambda arm: ARMS[arm][0]):
+        long, longest = (lasting.by_arm(found["runs"], [arm], steps)[arm] for steps in lasting.SEEDS)
+        waits = (lasting.passes(run["curve"], lasting.WALL) for run in long)
+        waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in waits)
+        row = [named(arm), listed(before[arm][lasting.GAME].values()), listed(run["return"] for run in long), waits]
+        rows.append([*row, gained(long), listed(run["return"] for run in longest), gained(longest)])
     head = ["N × K", "final return, runs of 10.5M", "runs of 31.5M", "pass 32 after (million steps)", "gain (score)"]
-    table(head, rows)
+    table([*head, "runs of 104.9M", "gain (score)"], rows)
     text = "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in "
     text += "the other. The gain is the score in training in the last tenth less that in the tenth before half-way."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
-    judged = (f"{x.what} {signed(x.estimate, x.low, x.high, 2)}, claimed {bound(x)}: {x.outcome}" for x in claims)
-    text = f"Scores, mean (95 %): {'; '.join(judged)}. Together: **{verdict}**. The longer runs: one core each "
-    text += f"({found['hardware']['cpu']}), {found['date'][:10]}."
+    told = lambda x: f"{x.what} {signed(x.estimate, x.low, x.high, 2)}"  # noqa: E731
+    judged = "; ".join(f"{told(x)}, claimed {bound(x)}: {x.outcome}" for x in lasting.claimed(found["runs"]))
+    text = f"31.5M steps, scores, mean (95 %): {judged}. Together: **{lasting.judged(found['runs'])}**. "
+    if later := lasting.claimed_later(found["runs"]):
+        text += f"Later: {told(later.rises)}, claimed {bound(later.rises)}: **{later.rises.outcome}**; final score, "
+        text += f"{told(later.many_less)}, claimed above 0: **{later.verdict}**; reported: {told(later.less_small)}. "
+    text += "Of 104.9M steps there is no verdict. "
+    text += where([*found["runs"].values()])
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 

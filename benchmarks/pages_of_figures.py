@@ -21,8 +21,8 @@ from benchmarks import (
     recipes as moulds,
     third_game as searched,
 )
-from benchmarks.arms import GAMES
-from benchmarks.pages import ROOT, claims_of_arms, named, read, signed, table, where
+from benchmarks.arms import GAMES, named
+from benchmarks.pages import ROOT, claims_of_arms, read, signed, table, where
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 from experiments.references import reference_score
@@ -212,6 +212,8 @@ def third_game() -> None:
     borrowed, claim = study.third_effects(found, third), searched.claimed(runs, third)
     own = {number: searched.tested(runs, number) for number in searched.NUMBERS if searched.tested(runs, number)}
     lines = [(named(arm), "of the other games" if arm != "long" else "the defaults'", of) for arm, of in third.items()]
+    of_later = study.of_later(found)
+    lines.insert(1, (named(study.LATER), "of the other games", of_later))
     afterwards = [run for run in found["runs"].values() if run["arm"] == study.BORROWED]
     lines += [(named("many"), "the defaults' (afterwards)", afterwards)] if afterwards else []
     for number, of in own.items():
@@ -235,6 +237,9 @@ def third_game() -> None:
     text = f"Scores, {many_less_small}, 95 %: with the other games' flags {signed(*borrowed[PAIR][0], 2)}, "
     text += f"**{verdict}**; with flags searched there {signed(*claim.less[1:4], 2)}, **{claim.verdict}**; the second "
     text += f"less the first {signed(*claim.gone, 2)}: **{claim.answer}**. "
+    less, verdict, of_many = study.later_on_third(found, third)
+    text += f"With the other games' flags {named(study.LATER)} minus {named('small')} {signed(*less[1:4], 2)}, "
+    text += f"**{verdict}**. "
     gates = searched.passes_gate([own["many"], own["small"]]), searched.passes_gate([own["many"]])
     if gates == (True, False):
         text += f"Twelve sets of flags had none with which {named('many')} reach pgx's PPO. "
@@ -245,6 +250,7 @@ def third_game() -> None:
         scores = {number: searched.scores(of) for number, of in own.items()}
         less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
         others += [f"searched there, {named('middle')} minus {named(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
+    others.append(f"with the other games' flags, {named('many')} minus {named(study.LATER)} {signed(*of_many[1:4], 2)}")
     three = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][1], 2)}" for a, b in study.PAIRS]
     text += f"Without a verdict: {'; '.join(others)}; over the three games, with the other games' flags (thought of "
     text += f"when two were known), {'; '.join(three)}. Rank correlation of the "
@@ -334,4 +340,4 @@ def asked() -> None:
 def borrowed_verdict(found: dict[str, Any], third: dict[str, list[dict[str, Any]]]) -> str:
     """What the rules say of more environments on the third game, with flags of the other games."""
     (_, low, high), _ = study.third_effects(found, third)[PAIR]
-    return f"refuted, {named('small')} ends higher" if high < 0 else study.judged(low, high, *study.CLAIMS[0][3:])
+    return study.of_more(low, high, "small")

@@ -140,9 +140,7 @@ def claimed(runs: dict[str, Any], borrowed: dict[str, list[dict[str, Any]]]) -> 
     own = [tested(runs, number) for number in ("many", "small")]
     less = effects.difference("many less small", *map(scores, own))
     gone = closed(own, [borrowed["many"], borrowed["small"]])
-    verdict, said = arms.judged(less.low, less.high, *arms.CLAIMS[0][3:]), answer(less, gone[1])
-    if less.high < 0:
-        verdict = "refuted, 64 × 32 ends higher"
+    verdict, said = arms.of_more(less.low, less.high, "small"), answer(less, gone[1])
     if min(map(len, own)) < len(TESTED):
         verdict = said = f"open ({min(map(len, own))} of {len(TESTED)} seeds)"
     if not passes_gate(own):
