@@ -1,6 +1,7 @@
 """benchmarks/arms.py: arms are searched and judged with the same effort, on other seeds, with the best flags."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -59,6 +60,25 @@ def test_the_best_trials_flags_are_judged_on_other_seeds(tmp_path, monkeypatch):
     assert "of_other_flags" not in again and again[old]["return"] == 10.0
 
 
+def test_a_million_transitions_per_update_are_ten_updates_with_the_flags_of_many(tmp_path):
+    flags = {"learning_rate": 0.004, "minibatch_size": 2048, "update_epochs": 8}
+    args = arms.Args(out=tmp_path / "arms.json")
+    results = arms.Results(args)
+    results.trials = {"many": [{"score": 0.5, "flags": flags}]}
+    cells = {game: arms.once(flags, game, args) for game in arms.GAMES}
+    assert {cell.num_updates for cell in cells.values()} == {10}
+    assert (
+        dict(cells[arms.GAMES[0]].flags).items() >= (flags | {"num_envs": 32_768, "num_steps": 32, "seed": 0}).items()
+    )
+    results.runs = {cell.name: {"arm": arms.ONCE, "env_id": game, "seed": 0} for game, cell in cells.items()}
+    assert not any(of for by_game in arms.returns(vars(results)).values() for of in by_game.values())  # in no verdict
+    results.drop_others(["many"])
+    assert len(results.runs) == 2
+    results.trials["many"][0]["flags"] = flags | {"update_epochs": 2}
+    results.drop_others(["many"])
+    assert not results.runs
+
+
 @pytest.mark.parametrize(("low", "high", "more", "equal"), [
     (0.01, 0.3, "holds", "open"),
     (-0.02, 0.04, "refuted", "holds"),
@@ -107,9 +127,9 @@ def test_who_ends_higher_is_named_where_a_claim_of_more_is_below_0(capsys):
 
 
 def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_before_half_way():
-    steps = np.arange(1, 41) * 1e6
+    steps = np.arange(1, 41) * long_runs.STEPS / 40
     low, high = REFERENCES[long_runs.GAME]
-    flat, late = np.full(40, 20.0), np.where(steps > 20e6, high, low)
+    flat, late = np.full(40, 20.0), np.where(steps > long_runs.STEPS / 2, high, low)
     flat[[5, 30]] = 90.0  # neither before half-way nor at the end
     runs = {}
     for seed in range(3):
@@ -118,10 +138,26 @@ def test_a_long_run_stands_still_if_its_last_tenth_is_no_higher_than_the_one_bef
             runs[f"{arm}{seed}"] = {"arm": arm, "seed": seed, "return": curve[-1][2], "curve": curve}
     runs["small0"]["curve"][39][2] = None  # no episode ended
     runs["small3"] = runs["small0"] | {"seed": 3, "return": 1000.0}  # a seed that the other arm lacks
+    for arm in ("small", "many"):  # of another length
+        curve = [[n * 10 / 3, 0.0, 99.0] for n in steps]
+        runs[f"{arm}long"] = {"arm": arm, "seed": 0, "return": 999.0, "curve": curve}
     still, rising, above = long_runs.claimed(runs)
     assert abs(still.estimate) < 1e-9 and rising.estimate == pytest.approx(1.0)
     assert above.estimate == pytest.approx((high - 20) / (high - low))
     assert [x.outcome for x in (still, rising, above)] == ["holds"] * 3
+    assert long_runs.claimed_later(runs) is None
+    score = lambda x: (x - low) / (high - low)  # noqa: E731
+    of = high + (high - low) * np.array([1.0, 1.1, 1.2])
+    for seed in range(3):
+        runs[f"middle{seed}"] = runs[f"many{seed}"] | {"arm": "middle", "return": of[seed]}
+    later = long_runs.claimed_later(runs)
+    assert later.rises.outcome == "holds" and later.verdict == "refuted, 512 × 32 ends higher"
+    small, many = ([runs[f"{arm}{seed}"]["return"] for seed in range(n)] for arm, n in (("small", 4), ("many", 3)))
+    assert later.many_less.estimate == pytest.approx(score(np.mean(many)) - score(of.mean()))
+    assert later.less_small.estimate == pytest.approx(score(of.mean()) - score(np.mean(small)))
+    assert [long_runs.stands_still(runs[name]) for name in ("small1", "many1")] == [True, False]
+    rises = [[n, 0.0, 10.0 + 15 * n / steps[-1]] for n in steps]  # below the wall, but not still
+    assert not long_runs.stands_still({"curve": rises})
     assert long_runs.passes([[1e6, 3.0], [2e6, None], [3e6, 32.0]], 32) == 3.0
     assert np.isinf(long_runs.passes([[1e6, 3.0]], 32))
 
@@ -194,8 +230,8 @@ def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monk
             number, index, seed = (part.partition("-")[2] for part in cell.name.split("_")[1:4])
             of = run(number, int(seed), {"small": 1.5, "many": 1.3}[number] - 0.1 * (index != "4"))
             runs[cell.name] = of | {"set": int(index)}
-    known = {f"{arm}{seed}": run(arm, seed, score) for arm, score in (("small", 1.5), ("many", 0.6), ("long", 1.0))
-             for seed in range(6)}  # fmt: skip
+    arms_of_others = (("small", 1.5), ("many", 0.6), ("long", 1.0), ("middle", 1.8), (arms.BORROWED, 1.0))
+    known = {f"{arm}{seed}": run(arm, seed, score) for arm, score in arms_of_others for seed in range(6)}
     games = {f"{arm}{game}{seed}": run(arm, seed, 1.0) | {"env_id": game}
              for arm in arms.ARMS for game in arms.GAMES for seed in range(3)}  # fmt: skip
     found = {"third_game": {"runs": runs}, "arms": {"runs": known | games}}
@@ -207,6 +243,8 @@ def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monk
     flags = third_game.flag_sets("many")[4]
     assert f"rate {flags['learning_rate']:.3g}, minibatch {flags['minibatch_size']:,}, epochs" in told
     assert "searched there −0.20" in told and "first +0.70" in told and "**in part the flags were why**" in told
+    assert re.search(r"512 × 32 minus 64 × 32 \+0\.(29|3\d) .*, \*\*holds\*\*\. ", told)
+    assert re.search(r"flags, 4,096 × 32 minus 512 × 32 −1\.(19|2\d) \(", told)
     assert told.count("refuted, 64 × 32 ends higher") == 2 and "Twelve sets" not in told and "| 2.0 | – |" in told
     pages_of_figures.asked()
     told = " ".join(capsys.readouterr().out.split())
