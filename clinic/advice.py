@@ -52,7 +52,7 @@ class Advice(NamedTuple):
 def by_the_log(label: str, n: Numbers, args: Any = None) -> list[tuple[str, dict[str, Any]]]:
     """What a log suggests by itself, whosever it is: in words, and as changes to the flags of `args`."""
     now = lambda name, usual: getattr(args, name, None) or usual  # noqa: E731
-    scaled = lambda factor: {"learning_rate": float(f"{factor * now('learning_rate', 1.0):.2g}")}  # noqa: E731
+    scaled = lambda x, name="learning_rate", usual=1.0: {name: float(f"{x * now(name, usual):.2g}")}  # noqa: E731
     normal = "observations and rewards of size 1", {"norm_obs": True, "norm_reward": True}
     lower = "a third of the learning rate", scaled(1 / 3)
     # The KL of an update goes with the square of the rate, until the clip and Adam's noise end that.
@@ -62,8 +62,8 @@ def by_the_log(label: str, n: Numbers, args: Any = None) -> list[tuple[str, dict
         "diverged": [("a tenth of the learning rate", scaled(0.1))],
         "slow": [(f"{factor:g} times the learning rate", scaled(factor))],
         "clipped": [("ε 0.2 and, with PPO-EWMA, a COM of 64", wider)],
-        "random": [("a tenth of the entropy bonus", {"ent_coef": now("ent_coef", 0.0) / 10}), lower],
-        "exploration": [normal, ("a larger entropy bonus", {"ent_coef": 5 * now("ent_coef", 0.002)})],
+        "random": [("a tenth of the entropy bonus", scaled(0.1, "ent_coef", 0.0)), lower],
+        "exploration": [normal, ("a larger entropy bonus", scaled(5, "ent_coef", 0.002))],
         "critic": [normal],
         "step": [("a tenth of the learning rate", scaled(0.1))],
         "fell": [lower],

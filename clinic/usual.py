@@ -40,6 +40,7 @@ def horizon(x: float) -> float:
     return 1 / max(1e-6, 1 - x)
 
 
+AT_END = "entropy bonus at the end"  # of training
 MEASURES = {
     "--learning-rate": Measure(lambda a: a.learning_rate, 3, ("learning_rate",)),
     "gradient steps per update": Measure(
@@ -47,6 +48,9 @@ MEASURES = {
     ),
     "--clip-eps": Measure(lambda a: a.clip_eps, 2.5, ("clip_eps",)),
     "--ent-coef": Measure(lambda a: a.ent_coef, 6, ("ent_coef", "anneal_ent"), lambda x: max(x, NO_BONUS)),
+    AT_END: Measure(
+        lambda a: 0.0 if a.anneal_ent else a.ent_coef, 6, ("ent_coef", "anneal_ent"), lambda x: max(x, NO_BONUS)
+    ),
     "--gamma": Measure(lambda a: a.gamma, 2, ("gamma",), horizon),
     "--gae-lambda": Measure(lambda a: a.gae_lambda, 3, ("gae_lambda",), horizon),
     "--com": Measure(lambda a: a.com, 8, ("com",)),
@@ -123,7 +127,8 @@ def measured(args: Any) -> dict[str, float]:
 def apart(a: Any, b: Any) -> float:
     """How far two settings are from each other."""
     one, other = (measured(x) | {"transitions": x.batch_size} for x in (a, b))
-    ratios = (math.log((one[name] + 1e-4) / (other[name] + 1e-4)) for name in one if name in other)
+    named = (name for name in one if name in other and name != AT_END)  # the bonus has a name of its own
+    ratios = (math.log((one[name] + 1e-4) / (other[name] + 1e-4)) for name in named)
     choices = sum(getattr(a, name, None) != getattr(b, name, None) for name in (*CHOICES, *NORMAL))
     return choices + sum(min(2.0, abs(ratio)) for ratio in ratios)
 
@@ -134,7 +139,7 @@ def far(args: Any, like: Alike) -> dict[str, tuple[str, ...]]:
     for name, value in measured(args).items():
         m, others = MEASURES[name], [row.get(name, value) for row in rows]
         slack = m.slack * (1 if like.close else LOOSE)
-        if not min(others) / slack <= value <= max(others) * slack:
+        if m.flags not in found.values() and not min(others) / slack <= value <= max(others) * slack:
             own, there = ("none" if x is None else f"{x:g}" for x in (m.of(args), m.of(nearest)))
             found[f"{name} {own} ({there} there)"] = m.flags
     same = like.close and nearest.env_id == args.env_id

@@ -306,6 +306,13 @@ def test_what_is_far_from_what_learns_is_put_back_first(wrong, sizes):
         assert flag(name) in advised.why or flag(name)[2:] in advised.why
 
 
+def test_a_bonus_that_does_not_fall_is_far_from_those_that_end_at_nothing():
+    args, advised = first(anneal_ent=False, ent_coef=0.0662)
+    assert advised.kind == "flags" and "entropy bonus at the end 0.0662 (0 there)" in advised.why and args.anneal_ent
+    assert first("climbing", anneal_ent=False, ent_coef=0.01)[1].kind == "nothing"
+    assert first(ent_coef=1.0)[1].why.count("(") == 1  # told once
+
+
 def test_other_parts_that_are_put_back():
     assert first(script=ppo_ewma, com=4.0)[0].com == first(script=ppo_ewma, com=32768.0)[0].com == 64
     steps = lambda a: a.update_epochs * a.num_minibatches  # noqa: E731
