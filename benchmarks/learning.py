@@ -325,12 +325,12 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
     script += " with PureJaxRL's flags" * (SAME in row.flags) + " with sticky actions in training only" * row.plain
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
-    cells += [f"{number(mean)}{spread}", number(np.median(scores))]
+    cells.append(f"{number(mean)}{spread}")
     if tenth:
         cells.append(number(np.percentile(scores, 10)) if len(runs) >= 10 else "–")
     minutes = f"{np.median([run['seconds'] for run in runs]) / 60:.1f}"
     if row.alone:  # seconds on different machines say nothing of the programs
-        minutes += f" ({', '.join(sorted({run['machine']['cpu'] for run in runs}))})"
+        minutes += f" ({', '.join(sorted({run['machine']['cpu'].split()[0].removesuffix('(R)') for run in runs}))})"
     # Seeds that share a process, and processes that share a GPU, have no time of their own.
     cells += [number(np.mean(greedy)) if greedy else "–", "GPU" if any("together" in run for run in runs) else minutes]
     if goals:
@@ -359,7 +359,6 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
         "steps",
         "seeds",
         "return",
-        "median",
         *["10th percentile"] * tenth,
         "most probable actions",
     ]

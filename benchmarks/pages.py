@@ -261,7 +261,7 @@ def long_runs() -> None:
         text += f"Later: {told(later.rises)}, claimed {bound(later.rises)}: **{later.rises.outcome}**; final score, "
         text += f"{told(later.many_less)}, claimed above 0: **{later.verdict}**; reported: {told(later.less_small)}. "
     text += "Of 104.9M steps there is no verdict. "
-    text += where([*found["runs"].values()])
+    text += f"One core each ({found['hardware']['cpu']}), until {found['date'][:10]}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
@@ -361,20 +361,23 @@ def million() -> None:
         if setting["num_devices"] is None:
             points[setting["env_id"], setting["num_envs"]] = point["result"]
     sizes = [1024, 65536, 1048576]
-    rows = []
+    rows, memory = [], []
     for env_id in ("CartPole-v1", "Breakout-MinAtar"):
         of = [points[env_id, size] for size in sizes]
         rows.append([f"{env_id}, steps per second", *(f"{x['steps_per_second']:,.0f}" for x in of)])
-        rows.append([f"{env_id}, peak memory", *(f"{x['peak_bytes'] / 1e9:.1f} GB" for x in of)])
+        memory.append(f"{of[-1]['peak_bytes'] / 1e9:.1f}")
     table(["environments", *(f"{size:,}" for size in sizes)], rows)
-    measured(found, f", 16 steps per update, else the defaults of commit {found['commit'][:7]}")
-    cartpole, breakout = (learned()[f"{game}_ppo_1048576"][0] for game in ("cartpole", "breakout"))
-    cpu = cartpole["machine"]["cpu"].partition("(")[0]
-    print(
-        f"On an {cpu} machine the command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed,", end=" "
+    (cartpole,), (breakout,) = (learned()[f"{game}_ppo_1048576"] for game in ("cartpole", "breakout"))
+    machine = found["hardware"]
+    text = (
+        f"On {machine['cores']} cores ({machine['cpu']}), no GPU, {found['date'][:10]}, 16 steps per update, else the "
     )
-    print(f"{cartpole['seconds'] / 60:.0f} minutes on {cartpole['machine']['cores']} cores), twelve of", end=" ")
-    print(f"Breakout at {breakout['sampled']:.0f} ({breakout['seconds'] / 60:.0f} minutes).")
+    text += f"defaults of commit {found['commit'][:7]}; a million need {' and '.join(memory)} GB. On an Intel Xeon the "
+    text += (
+        f"command's ten updates ended at {cartpole['sampled']:.0f} of 500 (one seed, {cartpole['seconds'] / 60:.0f} "
+    )
+    text += f"minutes), twelve of Breakout at {breakout['sampled']:.0f} ({breakout['seconds'] / 60:.0f} minutes)."
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def beside_rejax() -> None:
@@ -502,15 +505,14 @@ def cures(brief: bool = False) -> None:
     again = sum(case["doctor"][0] == of_seed[case["task"]] for case in sick)
     if brief:
         runs = lambda column, tries: int(healed(column, tries).sum())  # noqa: E731
-        print(f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help)", end=" ")
-        print(f"{runs('doctor', 1)}, in {again}\ncases by giving back the healthy flags exactly; one of its", end=" ")
-        print(f"first three healed {runs('doctor', 3)}, three\ntrials of `tune.py` {runs('tune', 3)}, one", end=" ")
-        print(f"random lever {runs('random', 1)}. It left {sum(alone)} of {len(alone)} healthy runs alone.", end=" ")
-        print("For a task\nunlike those that it knows expect at most what the log alone healed:", end=" ")
         minatar = np.array([case["task"].partition(",")[0] in tasks.GAMES for case in sick])
-        print(f"{runs('log', 1)} of the {len(sick)},\n{healed('log', 1)[minatar].sum():.0f} of", end=" ")
-        print(f"{minatar.sum()} on MinAtar; its thresholds are from other seeds of these tasks.", end=" ")
-        print("Other trainers'\nlogs are untested.")
+        text = f"Of {len(sick)} runs with wrong flags [its first advice healed](docs/doctor.md#does-it-help) "
+        text += f"{runs('doctor', 1)}, in {again} cases by giving back the healthy flags exactly; three trials of "
+        text += f"`tune.py` {runs('tune', 3)}, one random lever {runs('random', 1)}. It left {sum(alone)} of "
+        text += f"{len(alone)} healthy runs alone. For a task unlike those that it knows expect at most what the log "
+        text += f"alone healed: {runs('log', 1)} of the {len(sick)}, {healed('log', 1)[minatar].sum():.0f} of "
+        text += f"{minatar.sum()} on MinAtar. Other trainers' logs are untested."
+        print(textwrap.fill(text, 118, break_on_hyphens=False))
         return
     rows = []
     for column, name in done.items():

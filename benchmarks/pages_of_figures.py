@@ -22,7 +22,7 @@ from benchmarks import (
     third_game as searched,
 )
 from benchmarks.arms import GAMES, named
-from benchmarks.pages import ROOT, claims_of_arms, read, signed, table, where
+from benchmarks.pages import ROOT, claims_of_arms, read, said, signed, table, where
 from common.run import plots
 from experiments import effects, paper_a as source, paper_b as minatar
 from experiments.references import reference_score
@@ -122,7 +122,8 @@ def plateaus() -> None:
     mean = lambda arm, key: float(np.mean([run[key] for run in of[arm]]))  # noqa: E731
     premise = mean("parent", "return") < study.GATE[GAMES[0]]
     text = f"The premise, parents below {study.GATE[GAMES[0]]}, {'holds' if premise else 'fails'}. "
-    text += "Return less that without the change (99 %), and whether the change raises it: "
+    text += "Return less that without the change (99 %), where a change was made to several branches their mean, and "
+    text += "whether it raises it: "
     text += "; ".join(f"{x.what} {interval(x, 1)}, **{x.outcome}**" for x in claims) + "."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
     rows = []
@@ -137,8 +138,7 @@ def plateaus() -> None:
     head = ["last quarter of", "return", "less the unchanged branch (99 %)", "`outer/kl` · 10³"]
     table([*head, "gain on own, fresh transitions · 10³", "clipped, %", "entropy"], rows)
     ends = lambda arm: ", ".join(f"{run['return']:.0f}" for run in sorted(of[arm], key=lambda run: run["seed"]))  # noqa: E731
-    text = f"Parents, seed by seed: {ends('parent')}; unchanged branches: {ends('control')}; learning rate ÷ 4: "
-    text += f"{ends('lr')}; learning rate and bonus ÷ 4: {ends('lr_bonus')}. With most probable actions "
+    text = f"Parents, seed by seed: {ends('parent')}; learning rate ÷ 4: {ends('lr')}. With most probable actions "
     text += f"parents are at {mean('parent', 'greedy'):.0f}, unchanged branches at {mean('control', 'greedy'):.0f}; "
     played = (("learning rate ÷ 4", "lr"), ("entropy bonus ÷ 4", "bonus"))
     text += " and ".join(f"{what} adds {interval(slow.branch(runs, arm, 'greedy'))}" for what, arm in played)
@@ -146,11 +146,14 @@ def plateaus() -> None:
     text += f". Without a change the return rises by {interval(gained, 1)}. At bonus ÷ 4, 8 × environments add "
     text += interval(slow.effect(runs, "", ("bonus_envs",), ("bonus",)), 1)
     text += f" and ε ÷ 4 {interval(slow.effect(runs, '', ('eps_bonus',), ('bonus',)), 1)}. "
-    falling = [run for run in read("arms")["runs"].values() if (run["arm"], run["env_id"]) == ("small", GAMES[0])]
-    ends = [np.nanmean([point[2] for point in run["curve"][-len(run["curve"]) // 4 :]]) for run in falling]
-    text += f"Where rate and bonus fall, the last quarter of 10.5M steps is at {', '.join(f'{x:.0f}' for x in ends)}. "
     text += f"One core each ({found['hardware']['cpu']}), {found['date'][:10]}."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def where_both_fall() -> np.ndarray:
+    """Returns in the last quarter of training with the slow runs' flags, but for a rate and a bonus that fall to 0."""
+    falling = [run for run in read("arms")["runs"].values() if (run["arm"], run["env_id"]) == ("small", GAMES[0])]
+    return np.array([np.nanmean([point[2] for point in run["curve"][-len(run["curve"]) // 4 :]]) for run in falling])
 
 
 def recipes() -> None:
@@ -291,50 +294,38 @@ def later_arm() -> None:
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
+def what_the_doctor_says() -> None:
+    """Where the first command ends that doctor.py gives for the slow runs."""
+    ends = where_both_fall()
+    slowly = [run["return"] for run in read("plateaus")["runs"].values() if run["arm"] == "parent"]
+    text = (
+        "`doctor.py` says of each of the six that rate and bonus do not fall; in its first command both do. With such "
+    )
+    text += f"flags (bonus 0.066; it says 0.06) {len(ends)} runs of as many steps were at {said(ends)} in the last "
+    text += f"quarter, {sum(ends < lasting.WALL)} of them below {lasting.WALL}; the six at {said(slowly)}."
+    print(textwrap.fill(text, 118, break_on_hyphens=False))
+
+
 def asked() -> None:
-    """What was asked of the number of environments, each question with its answer in a line."""
-    found, recipe = read("arms"), read("recipes")
-    long_runs, page = read("long_runs")["runs"], "docs/report.md#"
-    runs, third = study.returns(found), study.on_third(found["runs"], recipe["runs"])
+    """What was asked of the number of environments: each pair of arms with its difference and the answer."""
+    found = read("arms")
+    runs, third = study.returns(found), study.on_third(found["runs"], read("recipes")["runs"])
     scores, level = study.looked_at(runs)
-    verdicts = [verdict for *_, verdict in claims_of_arms(scores, level, study.fails_gate(runs))]
-    more = [f"higher{' by 0.05 or more' * (x.startswith('refuted') and 'ends' not in x)}: {x}" for x in verdicts]
-    less = []
-    for a, b, *_ in study.CLAIMS:
-        if min(len(scores[a]), len(scores[b])) < effects.FEWEST:
-            less.append("–")
-            continue
-        by = study.differences(scores[a], scores[b], level)
-        games = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*by[game], 2)}" for game in study.GAMES)
-        less.append(f"{signed(*by['interquartile mean'], 2)}; {games} ({100 * level:.4g} %)")
-    own, (borrowed, _) = searched.claimed(read("third_game")["runs"], third), study.third_effects(found, third)[PAIR]
-    waits = {arm: [lasting.passes(run["curve"], lasting.WALL) for run in of]
-             for arm, of in lasting.by_arm(long_runs).items()}  # fmt: skip
-    low = {arm: int(np.isinf(of).sum()) for arm, of in waits.items()}
-    of = moulds.by_arm(recipe["runs"], found["runs"])
-    games = moulds.less(of, *moulds.CLAIMS[0]).items()
-    told = ", ".join(f"{game.removesuffix('-MinAtar')} {signed(*x[1:4], 2)}" for game, x in games)
-    small = instrument.over_seeds(read("fresh_gain")["runs"])["small"]
-    apart = [of["half"] / of["required"] for of in small]
-    table(["", "difference of scores (0: random, 1: published)", "claim"], [
-        [f"[4,096 × 32 less 64 × 32]({page}more-environments-each-number-with-a-search-of-its-own), Breakout and "
-         "SpaceInvaders, flags searched for each", less[0], more[0]],
-        ["less 64 × 2,048 there, as much data per update", less[1], f"equal within 0.1: {verdicts[1]}"],
-        ["512 × 32 less 64 × 32 there", less[2], more[2]],
-        ["4,096 × 32 less 512 × 32 there", less[3], more[3]],
-        [f"[4,096 × 32 less 64 × 32 on Asterix]({page}on-a-third-game), flags of the two other games, which did not "
-         "transfer to 4,096",
-         f"{signed(*borrowed, 2)} (95 %)", f"higher: {borrowed_verdict(found, third)}"],
-        ["with flags searched there", f"{signed(*own.less[1:4], 2)} (95 %)", f"higher: {own.verdict}"],
-        [f"[runs three times as long]({page}runs-three-times-as-long), Breakout",
-         f"{low['small']} of {len(waits['small'])} stay at the first wall with 64, {low['many']} with 4,096",
-         f"only 64 stand still: {lasting.judged(long_runs)}"],
-        [f"[8 × the environments by paper A's recipe]({page}paper-as-recipe-on-minatar), less larger minibatches",
-         f"{told} ({100 * moulds.LEVEL:.4g} %)", f"higher on both: {moulds.judged(of, *moulds.CLAIMS[0])}"],
-        [f"[is it the noise?]({page}what-fresh-gains-can-tell) (without rules)",
-         f"with 64 the error of fresh gains is {min(apart):.0f} to {max(apart):.0f} times the gain that the rise needs",
-         "open"],
-    ])  # fmt: skip
+    rows = []
+    for (a, b, claim, *_), row in zip(study.CLAIMS, claims_of_arms(scores, level, study.fails_gate(runs)), strict=True):
+        by_more = " by 0.05" * (row[-1] == "refuted" and claim.startswith("more"))
+        rows.append([f"{named(a)} less {named(b)}", row[3], f"{claim}{by_more}: {row[-1]}"])
+    (borrowed, _), own = study.third_effects(found, third)[PAIR], searched.claimed(read("third_game")["runs"], third)
+    what = f"[on Asterix](docs/report.md#on-a-third-game) {named('many')} less {named('small')}, flags of the others"
+    answer = f"{study.CLAIMS[0][2]}: {borrowed_verdict(found, third)}; with flags searched there {own.verdict}"
+    rows.append([what, signed(*borrowed, 2), answer])
+    table(["Breakout and SpaceInvaders", "difference of scores", "claim"], rows)
+    text = "A score is 0 for a random policy and 1 for a published one. On two games interquartile means of ten seeds, "
+    text += f"{100 * level:.4g} %, on Asterix means of six, 95 %. More: [runs ten times as "
+    text += "long](docs/report.md#runs-three-and-ten-times-as-long), [paper A's "
+    text += "recipe](docs/report.md#paper-as-recipe-on-minatar), [is it the "
+    text += "noise?](docs/report.md#what-fresh-gains-can-tell)"
+    print("\n" + textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False))
 
 
 def borrowed_verdict(found: dict[str, Any], third: dict[str, list[dict[str, Any]]]) -> str:
