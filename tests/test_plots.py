@@ -132,3 +132,8 @@ def test_final_numbers_are_those_of_the_last_tenth(tmp_path):
     summary = plots.summarize(tmp_path)
     assert summary["final_kl"] == {"mean": 0.0} and "final_ddr" not in summary
     assert summary["final_return"] == {"mean": 38.0}
+    for row, ratio in zip(rows[-4:], (None, 100.0, 1e12, 300.0), strict=True):  # where one hardly moved the policy
+        row["outer/ddr"] = ratio
+    text = [json.dumps({"update": i + 1, "global_step": 10 * (i + 1), **row}) for i, row in enumerate(rows)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(text))
+    assert plots.summarize(tmp_path)["final_ddr"]["mean"] == pytest.approx(3 / (1 / 100 + 1 / 300))

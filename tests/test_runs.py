@@ -587,8 +587,11 @@ def test_log_every_pools_by_hand_computed_values(args):
 
 def test_an_update_that_moved_nothing_does_not_erase_the_others_ratio():
     rows = [{"outer/ddr": np.array(x)} for x in (np.inf, 100.0, 200.0)]
-    assert tracking.pool(rows) == {"outer/ddr": 150.0}
-    assert tracking.pool([*rows, {"outer/ddr": np.array(-1e12)}]) == {"outer/ddr": 150.0}  # a KL rounded below 0
+    assert tracking.pool(rows)["outer/ddr"] == pytest.approx(3 / (1 / 100 + 1 / 200))  # all transitions / all KL
+    rounded = [*rows, {"outer/ddr": np.array(-1e12)}]  # a KL rounded below 0
+    assert tracking.pool(rounded)["outer/ddr"] == pytest.approx(4 / (1 / 100 + 1 / 200))
+    assert np.isnan(tracking.pool([{"outer/ddr": np.array(np.nan)}] * 2)["outer/ddr"])
+    assert np.isinf(tracking.pool([{"outer/ddr": np.array(np.inf)}] * 2)["outer/ddr"])
     assert not np.isfinite(tracking.pool([{"losses/x": np.array(x)} for x in (np.inf, 1.0)])["losses/x"])
 
 

@@ -120,8 +120,8 @@ def finished(run: Path) -> bool:
 
 def summarize(run: Path | str) -> dict[str, Any]:
     """The numbers to report for a run. final_... is the mean over the last 10 % of the lines (of a return or solve
-    rate: of those in which an episode ended). With several seeds, `ci95` is the half width of the t-interval over
-    them."""
+    rate: of those in which an episode ended; of outer/ddr: the harmonic mean). With several seeds, `ci95` is the half
+    width of the t-interval over them."""
     lines = read_lines(run)
     summary: dict[str, Any] = {}
     for name, key in {**PERFORMANCE, **DIAGNOSIS}.items():
@@ -130,7 +130,8 @@ def summarize(run: Path | str) -> dict[str, Any]:
         _, tail = series(having[-max(1, len(having) // 10) :], key)
         if len(tail) == 0:
             continue
-        summary[f"final_{name}"] = _interval(mean_and_ci(tail.T)[0])
+        power = -1.0 if name == "ddr" else 1.0  # of all their transitions and KL, which may be almost 0 in some
+        summary[f"final_{name}"] = _interval(mean_and_ci(tail.T**power)[0] ** power)
         if name in PERFORMANCE:
             summary[f"best_{name}"] = float(mean_and_ci(values)[0].max())
     evaluated = {key: line[key] for line in lines for key in line if key.startswith("eval/")}  # the last one wins

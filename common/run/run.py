@@ -478,7 +478,10 @@ class Run:
             self.guard("curve.png", lambda: plots.draw([self.path], self.path / "curve.png"))
             tqdm.write(plots.table(summary))
             if summary["steps_per_second"] and hasattr(self.args, "time_limit") and "final_return" not in summary:
-                say("note: no episode ended in training, so there is no return; --time-limit truncates episodes")
+                say(
+                    "note: no episode ended in training, so there is no return: too few steps, or none ends "
+                    "(--time-limit, on the host --env-kwargs, truncates them)"
+                )
             if self._not_finite:
                 say(f"warning: since update {self._not_finite} parameters or losses are not finite")
         devices.wait_for_all()  # for the first one, which has evaluated and filmed alone

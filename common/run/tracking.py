@@ -54,7 +54,7 @@ def say(message: str) -> None:
 
 def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Average the metrics of several updates, ignoring NaN. Means over episodes are weighted by the count of episodes,
-    which itself is summed."""
+    which itself is summed. outer/ddr is that of all updates together: transitions / KL, where a KL may be 0."""
     pooled = {}
     for key in dict.fromkeys(key for row in rows for key in row):
         having = [row for row in rows if key in row]
@@ -67,10 +67,12 @@ def pool(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
             of_episodes = PER_EPISODE.fullmatch(key)
             count = f"charts/{of_episodes[1] or ''}num_episodes" if of_episodes else None
             weights = np.stack([row.get(count, np.ones_like(row[key])) for row in having]).astype(np.float64)
-            # outer/ddr is infinite where an update did not move the policy; it is never negative but for rounding.
-            weights[np.isnan(values) | ((key == "outer/ddr") & (np.isinf(values) | (values <= 0)))] = 0.0
-            total, summed = weights.sum(0), (np.where(weights > 0, values.astype(np.float64), 0.0) * weights).sum(0)
-            pooled[key] = np.where(total > 0, summed / np.where(total > 0, total, 1.0), np.nan)
+            weights[np.isnan(values)] = 0.0
+            power, total = -1.0 if key == "outer/ddr" else 1.0, weights.sum(0)
+            with np.errstate(divide="ignore"):
+                values = np.where(weights > 0, values, 1.0).astype(np.float64) ** power
+                pooled[key] = np.where(total > 0, (values * weights).sum(0) / np.where(total > 0, total, 1.0), np.nan)
+                pooled[key] **= power
     return pooled
 
 
