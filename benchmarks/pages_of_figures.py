@@ -24,7 +24,7 @@ from benchmarks import (
 from benchmarks.arms import GAMES, named
 from benchmarks.pages import ROOT, claims_of_arms, read, said, signed, table, where
 from common.run import plots
-from experiments import effects, paper_a as source, paper_b as minatar
+from experiments import effects, grid, paper_a as source, paper_b as minatar
 from experiments.references import reference_score
 
 PAIR = study.PAIRS[0]  # many, small
@@ -284,13 +284,19 @@ def later_arm() -> None:
     text += "64 × 32 and minibatches 8 × as large, "
     text += f"{game.removesuffix('-MinAtar')} (95 %): {signed(*less[1:4], 2)}. "
     minutes = []
-    for arm in sorted(study.ARMS, key=lambda arm: study.ARMS[arm][1::-1]):
+    order = sorted(study.ARMS, key=lambda arm: study.ARMS[arm][1::-1])
+    for arm in order:
         runs = [run for run in found["runs"].values() if run["arm"] == arm and "Intel" in run["machine"]["cpu"]]
         if not runs:
             continue
         took = [np.median([run["seconds"] for run in runs if run["env_id"] == game]) / 60 for game in study.GAMES]
         minutes.append(f"{named(arm)} {took[0]:.1f} and {took[1]:.1f}")
-    text += f"Minutes of a run on one core of an Intel Xeon, another busy (medians): {'; '.join(minutes)}."
+    text += f"Minutes of a run on one core of an Intel Xeon, another busy (medians): {'; '.join(minutes)}. "
+    lowest = (f"{named(arm)} {min(study.returns(found)[arm][study.GAMES[0]].values()):.0f}" for arm in order)
+    num_envs, num_steps, _ = study.ARMS[study.LATER]
+    flags = {"num_envs": num_envs, "num_steps": num_steps} | study.ranked(found["trials"][study.LATER])[0]["flags"]
+    text += f"Lowest seed on Breakout: {', '.join(lowest)}. Flags of {named(study.LATER)}: "
+    text += f"`{' '.join(grid.spelled(flags))}`."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
