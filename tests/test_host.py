@@ -154,6 +154,25 @@ def test_pixels_have_their_channels_last_and_stay_bytes():
         assert (obs[1:9, 2:7, channel] == 200).all() and obs.sum() == 200 * 40
 
 
+def test_boxes_that_are_no_plain_floats_or_bytes():
+    from gymnasium import spaces
+
+    def read(space, obs):
+        shape, dtype, how = host._reader("observations", space)
+        found = how(obs[None])[0]
+        assert found.shape == shape and found.dtype == dtype
+        return found
+
+    rng = np.random.default_rng(0)
+    stack = rng.integers(0, 256, (4, 8, 9, 3), np.uint8)  # colour pictures, as gymnasium.wrappers.FrameStackObservation
+    assert read(spaces.Box(0, 255, stack.shape, np.uint8), stack)[5, 6].tolist() == stack[:, 5, 6].ravel().tolist()
+    first = rng.random((3, 8, 9), np.float32)
+    np.testing.assert_array_equal(read(spaces.Box(0, 1, first.shape), first)[5, 6], first[:, 5, 6])
+    big = np.array([2**33, 5])
+    assert read(spaces.Box(0, 2**40, (2,), np.int64), big).tolist() == [2.0**33, 5.0]
+    assert read(spaces.Box(-9, 9, (2,), np.int64), big * 0 - 3).tolist() == [-3, -3]
+
+
 def test_an_evaluation_plays_one_episode_in_each_of_its_own_environments():
     env = envs.make(COUNTING, 2)
     play(env, jnp.zeros((3, 2, 1), jnp.int32))

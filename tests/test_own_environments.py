@@ -65,6 +65,35 @@ class Walk:
     def is_truncated(self, state, params):
         return state["time"] >= 20
 """
+INHERITS = """
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+@struct.dataclass
+class State:
+    time: int
+
+@struct.dataclass
+class Params(environment.EnvParams):
+    size: int = 4
+
+class Walk(environment.Environment):
+    default_params = Params()
+
+    def observation_space(self, params):
+        return spaces.Box(0, 9, (1,))
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), State(jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        state = State(state.time + 1)
+        return jnp.ones(1), state, 1.0, jnp.bool_(False), {}
+"""
 SIX = NATIVE.replace("done, {}", 'done, state["time"] >= 20, {}').partition("    def is_truncated")[0]
 
 
@@ -296,6 +325,7 @@ LINE = 1 + WALK[: WALK.index("def step")].count("\n")
     ("x = 1\n\nclass Walk\n", ["importing my_file.py raises SyntaxError: expected ':' (my_file.py, line 3)"]),
     ("class Wlak: pass\ndef make(): pass\nx = 1", ["no Walk in", "my_file.py; it has Wlak, make"]),
     # gymnax's style
+    (INHERITS, ["gymnax's is_truncated", "max_steps_in_episode, which is 1", """'{"max_steps_in_episode": 500}'"""]),
     (changed("default_params =", "params =", NATIVE), ["Walk has no default_params"]),
     (changed("def step_env", "def step", NATIVE), ["Walk has no step_env(key, state, action, params) ->"]),
     (changed("return jnp.int32(0), ", "return 0, 0, ", NATIVE), ["info raises ValueError: too"]),
@@ -307,6 +337,19 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
     (here / "my_file.py").write_text(code)
     line = refusal(envs.make, "my_file:Walk", 1)
     assert line.startswith("--env-id my_file:Walk: ") and all(part in line for part in said), line
+
+
+def test_a_limit_that_is_inherited_from_gymnax_holds_where_it_is_set(here):
+    (here / "my_file.py").write_text(INHERITS)
+    (here / "set.py").write_text(INHERITS.replace("size: int = 4", "max_steps_in_episode: int = 1"))
+    for env_id, kwargs, limit in (("my_file:Walk", '{"max_steps_in_episode": 3}', 3), ("set:Walk", None, 1)):
+        env = envs.make(env_id, 1, env_kwargs=kwargs)
+        state, _ = env.reset(jax.random.key(0))
+        ends = []
+        for _ in range(4):
+            state, out = env.step(jax.random.key(1), state, jnp.zeros((1, 1), jnp.int32))
+            ends.append(bool(out.truncated[0]))
+        assert ends == [(time + 1) % limit == 0 for time in range(4)]
 
 
 def test_the_page_is_true(here):

@@ -21,6 +21,7 @@ from common.vector import Episode, Step, Suite, VectorEnv, ages
 
 logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # or a failed callback is told twice, once by us
 
+INT32 = np.iinfo(np.int32)
 Read = Callable[[Any], np.ndarray]  # a suite's observations of N environments -> [N, *obs_shape]
 Write = Callable[[np.ndarray], Any]  # actions [N, D] -> what a suite takes
 
@@ -190,9 +191,16 @@ def _reader(where: str, space: Any) -> tuple[tuple[int, ...], np.dtype, Read]:
         kinds = "Box, Discrete, MultiBinary or a Dict of Boxes of floats"
         raise UsageError(f"{where} are {_short(space)}; must be {kinds}")
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
-    if dtype == np.uint8 and len(space.shape) == 3 and space.shape[0] < min(space.shape[1:]):
+    if dtype == np.int32 and (space.low.min() < INT32.min or space.high.max() > INT32.max):
+        dtype = np.dtype(np.float32)
+    if dtype == np.uint8 and len(space.shape) == 4:  # colour pictures, one upon another
+        stack, *size, channels = space.shape
+        last = lambda obs: np.moveaxis(np.asarray(obs), 1, -2).reshape(len(obs), *size, stack * channels)  # noqa: E731
+        return (*size, stack * channels), dtype, last
+    pixels = dtype == np.uint8 or np.issubdtype(dtype, np.floating)
+    if pixels and len(space.shape) == 3 and space.shape[0] < min(space.shape[1:]):
         # A stack of pictures. Channels come last here.
-        return (*space.shape[1:], space.shape[0]), dtype, lambda obs: np.moveaxis(np.asarray(obs), 1, -1)
+        return (*space.shape[1:], space.shape[0]), dtype, lambda obs: np.moveaxis(np.asarray(obs, dtype), 1, -1)
     shape = space.shape or (1,)
     return shape, dtype, lambda obs: np.asarray(obs, dtype).reshape(-1, *shape)
 

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnax.environments.environment import Environment, EnvParams
 
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
@@ -199,8 +200,22 @@ def _build(where: str, name: str, made: Any, kwargs: dict[str, Any], file: Any) 
             action = jnp.zeros(space[0].shape if isinstance(space, Box) else (), space.dtype)
             out = jax.eval_shape(lambda *x: made.step_env(*x, params), jax.random.key(0), env.state_like, action)
         _same(f"{where}: step_env's state", out[1], env.state_like, ", as in reset_env's")
+        if len(out) == 5:
+            _refuse_no_limit(where, name, made, params)
     state, obs = _check(where, env, space, file)
     return env if native else Own(env, space, state, obs)
+
+
+def _refuse_no_limit(where: str, name: str, env: Any, params: Any) -> None:
+    """Refuse a class that has its `is_truncated` from gymnax, but parameters that leave gymnax's limit of one step."""
+    limit, own = "max_steps_in_episode", [kind for kind in type(params).__mro__ if kind is not EnvParams]
+    unset = not any(limit in vars(kind).get("__annotations__", {}) for kind in own)
+    if type(env).is_truncated is Environment.is_truncated and unset and getattr(params, limit, None) == 1:
+        such = json.dumps({limit: 500})
+        raise UsageError(
+            f"{where}: {name} has gymnax's is_truncated and its params gymnax's {limit}, which is 1, so each episode "
+            f"would end after a step; set it in the params, or with --env-kwargs '{such}'"
+        )
 
 
 def _check(where: str, env: Any, space: Discrete | Box, file: Any) -> tuple[Any, jax.ShapeDtypeStruct]:
