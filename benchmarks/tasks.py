@@ -205,21 +205,16 @@ def on_minatar() -> Iterator[Row]:
             flags = f"--env-id {game}-MinAtar --total-timesteps {STEPS}{sticky}"
             rest = {"group": f"minatar{suffix}", "task": game}
             rest |= {"reference": scores[index], "source": (DISCOGEN, PGX)[index]}
-            for number in (2048,) if sticky else (64, 512, 2048, 8192):  # 2048 is the default
+            numbers = (2048,) if sticky else (64, 2048) if game == "Freeway" else (64, 512, 2048, 8192)
+            for number in numbers:  # 2048 is the default
                 more = "" if number == 2048 else f" --num-envs {number}"
                 yield Row(f"{game.lower()}{suffix}_ppo_{number}", script="ppo.py", flags=flags + more, **rest)
             if not sticky and game != "Freeway":
                 chance: dict[str, Any] = {"flags": f"{flags} --sticky-actions 0.1", "plain": True}
                 chance["seeds"] = 10 if game == "Breakout" else 3
                 yield Row(f"{game.lower()}_chance", script="ppo.py", **chance, **rest)
-            for script in ("ppo_ewma", "pqn"):
-                yield Row(f"{game.lower()}{suffix}_{script}", script=f"{script}.py", flags=flags, **rest)
-
-
-def many() -> Iterator[Row]:
-    """Five updates."""
-    flags = "--num-envs 65536 --num-minibatches 1024"
-    yield Row("breakout_ppo_65536", "minatar", "Breakout", "ppo.py", flags, GAMES["Breakout"][0], DISCOGEN)
+            for script in () if sticky or game == "Freeway" else ("ppo_ewma", "pqn"):
+                yield Row(f"{game.lower()}_{script}", script=f"{script}.py", flags=flags, **rest)
 
 
 def million() -> Iterator[Row]:
@@ -245,6 +240,4 @@ def pairs() -> Iterator[Row]:
         yield Row(f"{name}_{kind}", "memory", task, script, flags, against=f"{name}_beside_{kind}")
 
 
-TABLE = {
-    row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *many(), *plain(), *million(), *pairs())
-}
+TABLE = {row.name: row for row in (*headline(), *beside_purejaxrl(), *on_minatar(), *plain(), *million(), *pairs())}
