@@ -323,7 +323,7 @@ def make_line(row: Row, stored: dict[tuple[str, str], dict[str, Any]], tenth: bo
     (mean, width), greedy = interval(scores), [run["greedy"] for run in runs if run["greedy"] is not None]
     script = peer(row) or f"`{row.script}`"
     spread = "" if np.isnan(width) else f" ± {number(width, mean)}"
-    script += " with PureJaxRL's flags" * (SAME in row.flags) + " with sticky actions in training only" * row.plain
+    script += " with PureJaxRL's flags" * (SAME in row.flags)
     cells = [row.task, f"{script}, N = {runs[0]['num_envs']:,}", f"{runs[0]['steps'] / 1e6:.3g}M", str(len(runs))]
     cells.append(f"{number(mean)}{spread}")
     if tenth:
@@ -366,8 +366,6 @@ def make_table(group: str, rows: Sequence[Row], stored: dict[tuple[str, str], di
     lines = [f"## {GROUPS[group][0]}", "", GROUPS[group][1], "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [make_line(row, stored, tenth, goals) for row in rows]
     commands = [typed(row).replace(SAME, "$SAME") for row in rows]
-    play = shlex.join(grid.spelled(dict([("evaluate", "RUN"), PLAIN])))
-    commands += [f"python {row.script} {play}  # of a run with sticky actions" for row in rows if row.plain]
     lines += [
         "",
         "<details><summary>Commands</summary>",
@@ -401,7 +399,7 @@ does not. Of what is in {braces} a command takes one."""
 
 def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> str:
     """docs/results.md. picture: its path from there."""
-    known = {row.name: runs for row in TABLE.values() if (runs := runs_of(row, stored))}
+    known = {row.name: runs for row in TABLE.values() if (runs := runs_of(row, stored))}  # plain ones are in log.md
     used = [run for runs in known.values() for run in runs]
     parts = [LEAD]
     if used:
@@ -418,7 +416,7 @@ def make_page(stored: dict[tuple[str, str], dict[str, Any]], picture: str) -> st
     if any(TABLE[name].group == "headline" for name in known):
         parts.append(f"![Returns in training against steps and against seconds]({picture})")
     for group in GROUPS:
-        rows = [row for row in TABLE.values() if row.group == group and row.name in known]
+        rows = [row for row in TABLE.values() if row.group == group and row.name in known and not row.plain]
         parts += [make_table(group, rows, stored)] if rows else []
     missing = [row.name for row in TABLE.values() if row.name not in known]
     if missing:

@@ -137,7 +137,7 @@ def draw(runs: dict[str, Any], path: Path) -> None:
     short, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}
     figure, axes = report.new_figure(1, 3, "Breakout with sticky actions: long runs")
     *panels, ends = axes[0]
-    order = [arm for arm in arms.ARMS if arm in (*ARMS, arms.LATER)]
+    order = sorted((*ARMS, arms.LATER), key=lambda arm: arms.ARMS[arm][0])
     long = {steps: {arm: by_arm(runs, [arm], steps)[arm] for arm in order} for steps in SEEDS}
     final = {steps: {arm: [run["return"] for run in of[arm]] for arm in order} for steps, of in long.items()}
     final = {arms.Args.total_timesteps: {arm: [*short[arm][GAME].values()] for arm in order}} | final

@@ -347,9 +347,7 @@ def gpu(brief: bool = False) -> None:
     print(
         f"\nThe {len(typed)} as typed, less the CPUs': {welch(typed, cpu)}. JAX was {found['jax']} there, 0.9.0 here."
     )
-    print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}.\n\n```bash")
-    print(*(f"{call['command']}  # commit {call['commit']}" for call in ten["calls"][:2]), sep="\n")
-    print(f"{ten['calls'][2]['how']} {ten['calls'][2]['command']}\n```")
+    print(f"Five seeds of two other games, less the CPUs': {', '.join(again)}. [Commands](../results/gpu.json).")
 
 
 def million() -> None:

@@ -327,9 +327,11 @@ def asked() -> None:
     rows.append([what, signed(*borrowed, 2), answer])
     table(["Breakout and SpaceInvaders", "difference of scores", "claim"], rows)
     text = "A score is 0 for a random policy and 1 for a published one. On two games interquartile means of ten seeds, "
-    text += f"{100 * level:.4g} %, on Asterix means of six, 95 %. More: [runs ten times as "
-    text += "long](docs/report.md#runs-three-and-ten-times-as-long), [paper A's "
-    text += "recipe](docs/report.md#paper-as-recipe-on-minatar), [is it the "
+    text += f"{100 * level:.4g} %, on Asterix means of six, 95 %. "
+    long = {arm: lasting.by_arm(read("long_runs")["runs"], [arm])[arm] for arm in ("middle", "many", "small")}
+    ends = (f"{named(arm)} ended at {said([run['return'] for run in of])}" for arm, of in long.items())
+    text += "[Three times as long](docs/report.md#runs-three-and-ten-times-as-long) on Breakout, five seeds: "
+    text += f"{', '.join(ends)}. More: [paper A's recipe](docs/report.md#paper-as-recipe-on-minatar), [is it the "
     text += "noise?](docs/report.md#what-fresh-gains-can-tell)"
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False))
 
