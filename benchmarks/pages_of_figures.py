@@ -322,7 +322,10 @@ def asked() -> None:
         by_more = " by 0.05" * (row[-1] == "refuted" and claim.startswith("more"))
         rows.append([f"{named(a)} less {named(b)}", row[3], f"{claim}{by_more}: {row[-1]}"])
     (borrowed, _), own = study.third_effects(found, third)[PAIR], searched.claimed(read("third_game")["runs"], third)
-    what = f"[on Asterix](docs/report.md#on-a-third-game) {named('many')} less {named('small')}, flags of the others"
+    less, verdict, _ = study.later_on_third(found, third)
+    what = f"on Asterix, flags of the others: {named(study.LATER)} less {named('small')}"
+    rows.append([what, signed(*less[1:4], 2), f"{study.CLAIMS[0][2]}: {verdict}"])
+    what = f"[on Asterix](docs/report.md#on-a-third-game), flags of the others: {named('many')} less {named('small')}"
     answer = f"{study.CLAIMS[0][2]}: {borrowed_verdict(found, third)}; with flags searched there {own.verdict}"
     rows.append([what, signed(*borrowed, 2), answer])
     table(["Breakout and SpaceInvaders", "difference of scores", "claim"], rows)
