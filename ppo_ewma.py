@@ -53,7 +53,7 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. More mean less noise, and fewer updates of --total-timesteps."""
+    """N: parallel environments over all devices. More mean less noise, but fewer updates for the same steps."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.995

@@ -60,7 +60,7 @@ class Args(EnvArgs):  # with flags for seeds, devices, environments, logging: co
 
     # --- outer loop ---
     num_envs: Positive[int] = 128
-    """N: parallel environments over all devices. More mean less noise, and fewer updates of --total-timesteps."""
+    """N: parallel environments over all devices. More mean less noise, but fewer updates for the same steps."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.99

@@ -55,7 +55,7 @@ class Args(CriticArgs):  # with flags for seeds, devices, environments, logging:
     num_blocks: Positive[int] = 6
     """B: parts of the environments, each with its own policy. The last one is the leader's. With 1, this is PPO."""
     num_envs: Positive[int] = 3072
-    """N: parallel environments over all devices. More mean less noise, and fewer updates of --total-timesteps."""
+    """N: parallel environments over all devices. More mean less noise, but fewer updates for the same steps."""
     num_steps: Positive[int] = 32
     """K (T in shapes): steps of each environment per update."""
     gamma: Fraction = 0.995

@@ -86,7 +86,7 @@ class Args(LevelArgs):  # with flags for seeds, devices, environments, logging: 
 
     # --- outer loop ---
     num_envs: Positive[int] = 2048
-    """N: parallel environments over all devices. More mean less noise, and fewer updates of --total-timesteps."""
+    """N: parallel environments over all devices. More mean less noise, but fewer updates for the same steps."""
     num_steps: Positive[int] = 256
     """K (T in shapes): steps of each environment per update. Episodes end within 256; with fewer, long ones are cut."""
     gamma: Fraction = 0.995

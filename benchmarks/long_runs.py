@@ -135,10 +135,11 @@ def stands_still(run: dict[str, Any]) -> bool:
 def draw(runs: dict[str, Any], path: Path) -> None:
     """Each run's return in training, and final returns beside those of shorter runs."""
     short, ticks = arms.returns(json.loads(arms.Args().out.read_text())), {}
-    figure, axes = report.new_figure(1, 3, "Breakout with sticky actions: long runs")
-    *panels, ends = axes[0]
     order = sorted((*ARMS, arms.LATER), key=lambda arm: arms.ARMS[arm][0])
     long = {steps: {arm: by_arm(runs, [arm], steps)[arm] for arm in order} for steps in SEEDS}
+    long = {steps: of for steps, of in long.items() if any(of.values())}
+    figure, axes = report.new_figure(1, len(long) + 1, "Breakout with sticky actions: long runs")
+    *panels, ends = axes[0]
     final = {steps: {arm: [run["return"] for run in of[arm]] for arm in order} for steps, of in long.items()}
     final = {arms.Args.total_timesteps: {arm: [*short[arm][GAME].values()] for arm in order}} | final
     colours = {arm: plots.COLOURS[at] for at, arm in enumerate(arms.ARMS)}

@@ -238,20 +238,22 @@ def flags_of_arms(found: dict[str, Any]) -> None:
 
 def long_runs() -> None:
     """What runs three and ten times as long show of 64, 512 and 4,096 environments."""
-    found, before = read("long_runs"), study.returns(read("arms"))
+    found = read("long_runs")
     listed = lambda values: ", ".join(f"{x:.0f}" for x in values) or "–"  # noqa: E731
     gained = lambda of: ", ".join(f"{x:+.2f}" for x in lasting.gains(of)).replace("-", "−") or "–"  # noqa: E731
     rows = []
-    for arm in sorted((*lasting.ARMS, study.LATER), key=lambda arm: ARMS[arm][0]):
-        long, longest = (lasting.by_arm(found["runs"], [arm], steps)[arm] for steps in lasting.SEEDS)
-        waits = (lasting.passes(run["curve"], lasting.WALL) for run in long)
-        waits = ", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in waits)
-        row = [named(arm), listed(before[arm][lasting.GAME].values()), listed(run["return"] for run in long), waits]
-        rows.append([*row, gained(long), listed(run["return"] for run in longest), gained(longest)])
-    head = ["N × K", "final return, runs of 10.5M", "runs of 31.5M", "pass 32 after (million steps)", "gain (score)"]
-    table([*head, "runs of 104.9M", "gain (score)"], rows)
-    text = "One number per seed. The longer runs are new, not continued: a seed that stands still in one need not in "
-    text += "the other. The gain is the score in training in the last tenth less that in the tenth before half-way."
+    for steps in lasting.SEEDS:
+        for arm in sorted((*lasting.ARMS, study.LATER), key=lambda arm: ARMS[arm][0]):
+            of = lasting.by_arm(found["runs"], [arm], steps)[arm]
+            waits = (lasting.passes(run["curve"], lasting.WALL) for run in of)
+            row = [named(arm), f"{steps / 1e6:.1f}M", listed(run["return"] for run in of)]
+            row += [", ".join("never" if np.isinf(x) else f"{x:.0f}" for x in waits), gained(of)]
+            rows += [[*row, f"{sum(map(lasting.stands_still, of))} of {len(of)}"]] if of else []
+    head = ["N × K", "steps", "final returns", "pass 32 after (million steps)", "gains (score)", "stand still"]
+    table(head, rows)
+    text = "One number per seed, of new runs, not continued ones. A gain is the score in training in the last tenth "
+    text += "less that in the tenth before half-way; without 0.05 of it, and below "
+    text += f"{lasting.BRICKS}, a run stands still."
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False) + "\n")
     bound = lambda x: f"above {x.above:g}" if x.above is not None else f"below {x.below:g}"  # noqa: E731
     told = lambda x: f"{x.what} {signed(x.estimate, x.low, x.high, 2)}"  # noqa: E731
@@ -260,7 +262,8 @@ def long_runs() -> None:
     if later := lasting.claimed_later(found["runs"]):
         text += f"Later: {told(later.rises)}, claimed {bound(later.rises)}: **{later.rises.outcome}**; final score, "
         text += f"{told(later.many_less)}, claimed above 0: **{later.verdict}**; reported: {told(later.less_small)}. "
-    text += "Of 104.9M steps there is no verdict. "
+    longest = len([run for run in found["runs"].values() if run["curve"][-1][0] == lasting.LONGEST])
+    text += f"Of 104.9M steps ({longest} of 6 runs) there is no verdict. "
     text += f"One core each ({found['hardware']['cpu']}), until {found['date'][:10]}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 

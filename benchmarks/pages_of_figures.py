@@ -13,6 +13,7 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import figures
+import ppo
 from benchmarks import (
     arms as study,
     fresh_gain as instrument,
@@ -23,6 +24,7 @@ from benchmarks import (
 )
 from benchmarks.arms import GAMES, named
 from benchmarks.pages import ROOT, claims_of_arms, read, said, signed, table, where
+from clinic import usual
 from common.run import plots
 from experiments import effects, grid, paper_a as source, paper_b as minatar
 from experiments.references import reference_score
@@ -296,19 +298,24 @@ def later_arm() -> None:
     num_envs, num_steps, _ = study.ARMS[study.LATER]
     flags = {"num_envs": num_envs, "num_steps": num_steps} | study.ranked(found["trials"][study.LATER])[0]["flags"]
     text += f"Lowest seed on Breakout: {', '.join(lowest)}. Flags of {named(study.LATER)}: "
-    text += f"`{' '.join(grid.spelled(flags))}`."
+    text += f"`{' '.join(grid.spelled(flags))}`. "
+    most = {run["env_id"]: f"{run['return']:.0f}" for run in found["runs"].values() if run["arm"] == study.ONCE}
+    if len(most) == len(study.GAMES):
+        text += f"{study.MILLION:,} × 32, ten updates with the flags of {named('many')}, one seed: "
+        text += f"{' and '.join(most[game] for game in study.GAMES)}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def what_the_doctor_says() -> None:
-    """Where the first command ends that doctor.py gives for the slow runs."""
+    """What doctor.py calls unusual in the slow runs, and where they end without it."""
+    made = ppo.Args(**dict(slow.cell(0).flags))
+    odd = usual.far(made, usual.alike("ppo", made))
     ends = where_both_fall()
     slowly = [run["return"] for run in read("plateaus")["runs"].values() if run["arm"] == "parent"]
-    text = (
-        "`doctor.py` says of each of the six that rate and bonus do not fall; in its first command both do. With such "
-    )
-    text += f"flags (bonus 0.066; it says 0.06) {len(ends)} runs of as many steps were at {said(ends)} in the last "
-    text += f"quarter, {sum(ends < lasting.WALL)} of them below {lasting.WALL}; the six at {said(slowly)}."
+    text = f"`doctor.py` calls unusual in all six: {', '.join(odd)} (the bonus only since these runs); in its first "
+    text += f"command both fall. With a rate and a bonus that fall {len(ends)} runs of as many steps were at "
+    text += f"{said(ends)} in the last quarter, {sum(ends < lasting.WALL)} of them below {lasting.WALL}; the six at "
+    text += f"{said(slowly)}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
@@ -318,23 +325,27 @@ def asked() -> None:
     runs, third = study.returns(found), study.on_third(found["runs"], read("recipes")["runs"])
     scores, level = study.looked_at(runs)
     rows = []
-    for (a, b, claim, *_), row in zip(study.CLAIMS, claims_of_arms(scores, level, study.fails_gate(runs)), strict=True):
-        by_more = " by 0.05" * (row[-1] == "refuted" and claim.startswith("more"))
-        rows.append([f"{named(a)} less {named(b)}", row[3], f"{claim}{by_more}: {row[-1]}"])
-    (borrowed, _), own = study.third_effects(found, third)[PAIR], searched.claimed(read("third_game")["runs"], third)
+    claims = claims_of_arms(scores, level, study.fails_gate(runs))
+    for (a, b, claim, *_), row in zip(study.CLAIMS, claims, strict=True):
+        first = claim + ": " if claim.startswith("equal") else "by 0.05: " * (row[-1] == "refuted")
+        rows.append([f"{named(a)} less {named(b)}", row[3], first + row[-1]])
     less, verdict, _ = study.later_on_third(found, third)
-    what = f"on Asterix, flags of the others: {named(study.LATER)} less {named('small')}"
-    rows.append([what, signed(*less[1:4], 2), f"{study.CLAIMS[0][2]}: {verdict}"])
-    what = f"[on Asterix](docs/report.md#on-a-third-game), flags of the others: {named('many')} less {named('small')}"
-    answer = f"{study.CLAIMS[0][2]}: {borrowed_verdict(found, third)}; with flags searched there {own.verdict}"
-    rows.append([what, signed(*borrowed, 2), answer])
-    table(["Breakout and SpaceInvaders", "difference of scores", "claim"], rows)
-    text = "A score is 0 for a random policy and 1 for a published one. On two games interquartile means of ten seeds, "
-    text += f"{100 * level:.4g} %, on Asterix means of six, 95 %. "
-    long = {arm: lasting.by_arm(read("long_runs")["runs"], [arm])[arm] for arm in ("middle", "many", "small")}
-    ends = (f"{named(arm)} ended at {said([run['return'] for run in of])}" for arm, of in long.items())
-    text += "[Three times as long](docs/report.md#runs-three-and-ten-times-as-long) on Breakout, five seeds: "
-    text += f"{', '.join(ends)}. More: [paper A's recipe](docs/report.md#paper-as-recipe-on-minatar), [is it the "
+    rows.append([f"Asterix\\*, {named(study.LATER)} less {named('small')}", signed(*less[1:4], 2), verdict])
+    (borrowed, _), own = study.third_effects(found, third)[PAIR], searched.claimed(read("third_game")["runs"], third)
+    rows.append([f"Asterix\\*, {named('many')} less {named('small')}", signed(*borrowed, 2)])
+    rows[-1].append(borrowed_verdict(found, third))
+    table(["", "difference of scores", "more environments end higher?"], rows)
+    text = "A score is 0 for a random policy and 1 for a published one. On Breakout and SpaceInvaders together "
+    text += f"interquartile means of ten seeds, {100 * level:.4g} %, on Asterix means of six, 95 %. \\* With the flags "
+    text += "of the other games, which did not transfer; with flags [searched there](docs/report.md#on-a-third-game): "
+    text += f"{own.verdict}. "
+    long = read("long_runs")["runs"]
+    of = {arm: lasting.by_arm(long, [arm])[arm] for arm in ("middle", "many", "small")}
+    ends = (f"{named(arm)} at {said([run['return'] for run in runs])}" for arm, runs in of.items())
+    text += "[Three times as long](docs/report.md#runs-three-and-ten-times-as-long) on Breakout, five runs each ended, "
+    text += f"{', '.join(ends)}; {sum(map(lasting.stands_still, of['small']))} of those of 64 stands still, of the "
+    text += f"others {sum(map(lasting.stands_still, of['middle'] + of['many'])) or 'none'}. More: [paper A's "
+    text += "recipe](docs/report.md#paper-as-recipe-on-minatar), [is it the "
     text += "noise?](docs/report.md#what-fresh-gains-can-tell)"
     print("\n" + textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False))
 

@@ -218,6 +218,12 @@ def test_each_number_of_environments_has_the_same_sets_of_flags_but_for_minibatc
     assert len({cell.name for cell in cells}) == 36
 
 
+def test_the_doctor_calls_the_slow_runs_bonus_and_rate_unusual(capsys):
+    pages_of_figures.what_the_doctor_says()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "entropy bonus at the end 0.0662 (0 there)" in told and "--no-anneal-lr (--anneal-lr there)" in told
+
+
 def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monkeypatch, capsys):
     rng, (low, high), runs = np.random.default_rng(5), REFERENCES[arms.THIRD], {}
     run = lambda arm, seed, score: {  # noqa: E731
@@ -248,8 +254,10 @@ def test_the_page_says_what_the_rules_say_of_flags_that_were_searched_there(monk
     assert told.count("refuted, 64 × 32 ends higher") == 2 and "Twelve sets" not in told and "| 2.0 | – |" in told
     pages_of_figures.asked()
     told = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"flags of the others \| −0\.\d\d \([^|]+\| more environments end higher: refuted, 64 × 32", told)
-    assert "with flags searched there refuted, 64 × 32 ends higher |" in told and "| equal within 0.1: " in told
+    row = r"Asterix\\\*, {} × 32 less 64 × 32 \| {}\d\.\d\d \([^|]+\| {}"
+    assert re.search(row.format("4,096", "−", "refuted, 64 × 32 ends higher"), told)
+    assert re.search(row.format("512", r"\+", "holds"), told) and "| equal within 0.1: " in told
+    assert "searched there](docs/report.md#on-a-third-game): refuted, 64 × 32 ends higher." in told
     claim = third_game.claimed(runs, arms.on_third(known, {}))
     missing = {name: run for name, run in runs.items() if (run["arm"], run["seed"]) != ("many", 11)}
     assert third_game.claimed(missing, arms.on_third(known, {}))[2:] == ("open (5 of 6 seeds)",) * 2

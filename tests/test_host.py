@@ -166,6 +166,8 @@ def test_boxes_that_are_no_plain_floats_or_bytes():
     rng = np.random.default_rng(0)
     stack = rng.integers(0, 256, (4, 8, 9, 3), np.uint8)  # colour pictures, as gymnasium.wrappers.FrameStackObservation
     assert read(spaces.Box(0, 255, stack.shape, np.uint8), stack)[5, 6].tolist() == stack[:, 5, 6].ravel().tolist()
+    turned = stack.transpose(0, 3, 1, 2)  # with their channels first
+    assert read(spaces.Box(0, 255, turned.shape, np.uint8), turned)[5, 6].tolist() == stack[:, 5, 6].ravel().tolist()
     first = rng.random((3, 8, 9), np.float32)
     np.testing.assert_array_equal(read(spaces.Box(0, 1, first.shape), first)[5, 6], first[:, 5, 6])
     big = np.array([2**33, 5])

@@ -193,11 +193,13 @@ def _reader(where: str, space: Any) -> tuple[tuple[int, ...], np.dtype, Read]:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
     if dtype == np.int32 and (space.low.min() < INT32.min or space.high.max() > INT32.max):
         dtype = np.dtype(np.float32)
-    if dtype == np.uint8 and len(space.shape) == 4:  # colour pictures, one upon another
-        stack, *size, channels = space.shape
-        last = lambda obs: np.moveaxis(np.asarray(obs), 1, -2).reshape(len(obs), *size, stack * channels)  # noqa: E731
-        return (*size, stack * channels), dtype, last
     pixels = dtype == np.uint8 or np.issubdtype(dtype, np.floating)
+    if pixels and len(space.shape) == 4:  # pictures of several channels, one upon another
+        first = space.shape[1] < min(space.shape[2:])
+        order = (0, 3, 4, 1, 2) if first else (0, 2, 3, 1, 4)
+        *size, stack, channels = (space.shape[axis - 1] for axis in order[1:])
+        shape = *size, stack * channels
+        return shape, dtype, lambda obs: np.asarray(obs, dtype).transpose(order).reshape(-1, *shape)
     if pixels and len(space.shape) == 3 and space.shape[0] < min(space.shape[1:]):
         # A stack of pictures. Channels come last here.
         return (*space.shape[1:], space.shape[0]), dtype, lambda obs: np.moveaxis(np.asarray(obs, dtype), 1, -1)
