@@ -423,19 +423,6 @@ def pqn_speed() -> None:
     measured(found)
 
 
-def launches() -> None:
-    """What an update is on an H100, as compiled."""
-    rows, run = read("gpu_compile")["rows"], read("gpu")["learning"]
-    row, update = rows["Breakout 65536 x 32, M = 1024"], 65536 * 32 / run["steps_per_second"]
-    kinds = next(loop["kinds"] for loop in row["loops"] if loop["launches"] == row["per_minibatch"])
-    kinetix = rows["Kinetix locomotion 2048 x 32"]["per_environment_step"]
-    text = f"An update of Breakout with 65,536 × 32 and 1,024 minibatches launches {row['per_update']:,} kernels: "
-    text += f"{row['per_minibatch']} per minibatch ({kinds['reduction']} of them reductions, {kinds['product']} matrix "
-    text += f"products) and {row['per_environment_step']} per environment step (Kinetix locomotion: {kinetix:,}). An "
-    text += f"H100 took {1000 * update:.0f} ms for it, {1e6 * update / row['per_update']:.1f} µs per launch."
-    print(textwrap.fill(text, 118, break_on_hyphens=False))
-
-
 def plasticity() -> None:
     """What a measurement of the network costs."""
     found = read("plasticity")

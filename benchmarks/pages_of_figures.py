@@ -256,6 +256,9 @@ def third_game() -> None:
         less = {number: effects.difference("", scores["middle"], scores[number]) for number in ("small", "many")}
         others += [f"searched there, {named('middle')} minus {named(n)} {signed(*x[1:4], 2)}" for n, x in less.items()]
     others.append(f"with the other games' flags, {named('many')} minus {named(study.LATER)} {signed(*of_many[1:4], 2)}")
+    both = moulds.by_arm(read("recipes")["runs"], found["runs"])
+    same, larger = (np.mean([run["return"] for run in both[arm, study.THIRD]]) for arm in ("recipe", "larger"))
+    others.append(f"512 × 32 with the flags of {named('small')} {same:.1f}, with minibatches × 8 {larger:.1f}")
     three = [f"{named(a)} minus {named(b)} {signed(*borrowed[a, b][1], 2)}" for a, b in study.PAIRS]
     text += f"Without a verdict: {'; '.join(others)}; over the three games, with the other games' flags (thought of "
     text += f"when two were known), {'; '.join(three)}. Rank correlation of the "
