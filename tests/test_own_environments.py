@@ -339,6 +339,15 @@ def test_what_is_wrong_with_an_environment_is_one_line(here, code, said):
     assert line.startswith("--env-id my_file:Walk: ") and all(part in line for part in said), line
 
 
+def test_without_a_limit_nothing_is_truncated(here):
+    (here / "my_file.py").write_text(NATIVE.partition("    def is_truncated")[0])
+    env = envs.make("my_file:Walk", 1)
+    state, _ = env.reset(jax.random.key(0))
+    for _ in range(21):
+        state, out = env.step(jax.random.key(1), state, jnp.zeros((1, 1), jnp.int32))
+        assert not out.truncated[0]
+
+
 def test_a_limit_that_is_inherited_from_gymnax_holds_where_it_is_set(here):
     (here / "my_file.py").write_text(INHERITS)
     (here / "set.py").write_text(INHERITS.replace("size: int = 4", "max_steps_in_episode: int = 1"))

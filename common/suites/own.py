@@ -210,7 +210,8 @@ def _refuse_no_limit(where: str, name: str, env: Any, params: Any) -> None:
     """Refuse a class that has its `is_truncated` from gymnax, but parameters that leave gymnax's limit of one step."""
     limit, own = "max_steps_in_episode", [kind for kind in type(params).__mro__ if kind is not EnvParams]
     unset = not any(limit in vars(kind).get("__annotations__", {}) for kind in own)
-    if type(env).is_truncated is Environment.is_truncated and unset and getattr(params, limit, None) == 1:
+    inherited = getattr(type(env), "is_truncated", None) is Environment.is_truncated
+    if inherited and unset and getattr(params, limit, None) == 1:
         such = json.dumps({limit: 500})
         raise UsageError(
             f"{where}: {name} has gymnax's is_truncated and its params gymnax's {limit}, which is 1, so each episode "
