@@ -1,10 +1,13 @@
 """One device and eight take the same steps, in every script: the global minibatches hold the same transitions."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import Noise, Training, differ, leaves_close, on_devices
+from conftest import ROOT, Noise, Training, differ, leaves_close, on_devices
 from jax.sharding import PartitionSpec as P
 from test_every_script import OWN_UPDATE, SCRIPTS
 
@@ -53,3 +56,10 @@ def test_one_and_eight_devices_take_the_same_steps(monkeypatch, name):
     leaves_close(eight[0], one[0], rtol=1e-4, atol=2e-5)
     both = ({k: v for k, v in metrics.items() if "/max_" not in k} for _, metrics in (eight, one))  # those of a share
     leaves_close(*both, rtol=1e-3, atol=1e-5)
+
+
+def test_importing_the_scripts_starts_no_jax():
+    """Or there would be one CPU device, whatever the number of cores."""
+    code = f"import {', '.join(SCRIPTS)}; from jax._src import xla_bridge; print(list(xla_bridge._backends))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

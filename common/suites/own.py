@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments.environment import Environment, EnvParams
 
 from common.actions import Box, Discrete
 from common.run.arguments import UsageError
@@ -208,6 +207,8 @@ def _build(where: str, name: str, made: Any, kwargs: dict[str, Any], file: Any) 
 
 def _refuse_no_limit(where: str, name: str, env: Any, params: Any) -> None:
     """Refuse a class that has its `is_truncated` from gymnax, but parameters that leave gymnax's limit of one step."""
+    from gymnax.environments.environment import Environment, EnvParams  # here, since importing gymnax starts JAX
+
     limit, own = "max_steps_in_episode", [kind for kind in type(params).__mro__ if kind is not EnvParams]
     unset = not any(limit in vars(kind).get("__annotations__", {}) for kind in own)
     inherited = getattr(type(env), "is_truncated", None) is Environment.is_truncated
