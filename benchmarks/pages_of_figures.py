@@ -302,10 +302,11 @@ def later_arm() -> None:
     flags = {"num_envs": num_envs, "num_steps": num_steps} | study.ranked(found["trials"][study.LATER])[0]["flags"]
     text += f"Lowest seed on Breakout: {', '.join(lowest)}. Flags of {named(study.LATER)}: "
     text += f"`{' '.join(grid.spelled(flags))}`. "
-    most = {run["env_id"]: f"{run['return']:.0f}" for run in found["runs"].values() if run["arm"] == study.ONCE}
+    most = {run["env_id"]: run["return"] for run in found["runs"].values() if run["arm"] == study.ONCE}
     if len(most) == len(study.GAMES):
         text += f"{study.MILLION:,} × 32, ten updates with the flags of {named('many')}, one seed: "
-        text += f"{' and '.join(most[game] for game in study.GAMES)}."
+        ends = (f"{game.removesuffix('-MinAtar')} {most[game]:.0f}" for game in study.GAMES)
+        text += f"{', '.join(ends)}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
 
 
@@ -316,7 +317,7 @@ def what_the_doctor_says() -> None:
     ends = where_both_fall()
     slowly = [run["return"] for run in read("plateaus")["runs"].values() if run["arm"] == "parent"]
     text = f"`doctor.py` calls unusual in all six: {', '.join(odd)} (the bonus only since these runs); in its first "
-    text += f"command both fall. With a rate and a bonus that fall {len(ends)} runs of as many steps were at "
+    text += f"command both fall. With a rate and a bonus that fall, {len(ends)} runs of as many steps were at "
     text += f"{said(ends)} in the last quarter, {sum(ends < lasting.WALL)} of them below {lasting.WALL}; the six at "
     text += f"{said(slowly)}."
     print(textwrap.fill(text, 118, break_on_hyphens=False))
